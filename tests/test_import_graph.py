@@ -56,6 +56,18 @@ ALLOWED = {
     "study": {"curves", "pipeline", "recipe", "runs"},
     "evaluation": {"engine", "models", "pipeline", "placement", "recipe", "runs", "tasks"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
+    "planner": {
+        "algorithm",
+        "curves",
+        "engine",
+        "models",
+        "pipeline",
+        "recipe",
+        "runs",
+        "tasks",
+        "trainer",
+        "weights",
+    },
     "cli": {
         "algorithm",
         "curves",
@@ -63,6 +75,7 @@ ALLOWED = {
         "models",
         "pipeline",
         "placement",
+        "planner",
         "recipe",
         "report",
         "runs",
@@ -234,6 +247,16 @@ def test_the_forecasting_half_never_imports_anything_heavy():
         "runs = load_runs('example:paper-8b', 'example:paper-moe')\n"
         "compare([fit(r) for r in runs]); forecast(runs[0])\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert python(code).strip() == "[]"
+
+
+def test_a_plan_is_read_and_shown_without_torch():
+    """Only a simulation needs it, because it runs the loop."""
+    code = (
+        "import sys, scalerl.cli.plan\n"
+        "from scalerl.planner import accelerators, calibrate, memory, outlook, pilot, plan, text\n"
+        "print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
     )
     assert python(code).strip() == "[]"
 

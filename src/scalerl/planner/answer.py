@@ -138,7 +138,8 @@ def planned_step(
         simulate(
             changed,
             replace(world, rates=Rates(rates.generator.scaled(float(r)), rates.trainer)),
-            steps,
+            # The ends matter to the width of an interval only.
+            placement.k + (steps if r == 1 else steps // 2),
         )
         for r in at
     )

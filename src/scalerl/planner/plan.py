@@ -22,6 +22,8 @@ from scalerl.planner.answer import PlannedStep, Slowness, planned_step
 from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.model_shape import ModelShape
 from scalerl.planner.normal import Interval
+from scalerl.planner.outlook import Outlook, outlook_of
+from scalerl.planner.pilot import PilotPlan, ValidationDesign, plan_pilot
 from scalerl.planner.placements import (
     SPLITS,
     STALENESS,
@@ -39,8 +41,8 @@ from scalerl.recipe import Recipe
 
 #: Draws of the rates.
 DRAWS = 2000
-#: Optimiser steps of a simulation.
-STEPS = 30
+#: Optimiser steps of a simulation, besides the first k.
+STEPS = 48
 #: Ratios of the rates at which a placement is simulated.
 RATIOS = 3
 #: Coefficient of variation of lengths, share of it between prompts, where neither is given: of
@@ -86,9 +88,9 @@ class Plan:
     days: float | None = None
     #: Price of a device-hour.
     price: float | None = None
-    #: What the curve says: lines for people, and values by name.
-    outlook: Any = None
-    pilot: Any = None
+    #: What the curve says; None without one.
+    outlook: Outlook | None = None
+    pilot: PilotPlan | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -159,7 +161,7 @@ def plan(
     check_seconds: float = 0.0, growth: float = 0.0, degrees: Sequence[int] | None = None,
     staleness: Sequence[int] | None = None, accelerators: Path | None = None,
     curve: Any = None, per_step: float | None = None, target: Sequence[float] = (),
-    steps: int = STEPS, ratios: int = RATIOS, seed: int = 0,
+    pilot: bool = False, like: str | Path | None = None, steps: int = STEPS, ratios: int = RATIOS, seed: int = 0,
 ) -> Plan:  # fmt: skip
     """Plan a run: simulate placements of `devices` accelerators and choose one.
 
@@ -189,6 +191,7 @@ def plan(
     if devices is None:
         where = recipe.placement
         own = Placement(where.generators, where.trainers, recipe.schedule.name, recipe.schedule.k)
+
     def search(recipe: Recipe) -> Plan:
         search = Search(recipe, inputs, environment, check_seconds, steps, ratios, seed)
         found = search.run(own, degrees or usable_degrees(), staleness)
@@ -196,10 +199,18 @@ def plan(
 
     plan = _with_room(search, recipe)
     if curve is not None or target:
-        from scalerl.planner.outlook import outlook_of
-
         plan = replace(plan, outlook=outlook_of(plan, curve, per_step, target))
-    return plan
+    return replace(plan, pilot=_pilot(plan)) if pilot else plan
+
+
+def _pilot(plan: Plan) -> PilotPlan:
+    """Pilots of the plan's curve with the recipe's validations, four times as many, and a quarter
+    of the prompts."""
+    v = plan.recipe.validation
+    designs = [ValidationDesign(v.every, v.prompts, v.k)]
+    designs.append(replace(designs[0], every=max(v.every // 4, 1)))
+    designs.append(replace(designs[0], prompts=max(v.prompts // 4, 1)))
+    return plan_pilot(plan.outlook.curve, designs)
 
 
 def _with_room(search: Callable[[Recipe], Plan], recipe: Recipe) -> Plan:
@@ -282,7 +293,7 @@ class Search:
             self.misfits[placement.split] = need.problem
         return planned_step(
             self.recipe, placement, need, self.world(placement), self.slowness,
-            ratios=self.ratios, steps=self.steps + placement.k, seed=self.seed,
+            ratios=self.ratios, steps=self.steps, seed=self.seed,
         )  # fmt: skip
 
     def _splits(self, degrees: Sequence[int]) -> list[Placement]:
@@ -351,7 +362,9 @@ def _inputs(
     where = recipe.placement
     count = where.generators + where.trainers if devices is None else devices
     if count < 2:
-        raise InputError(f"--devices {count}: a run needs two or more, one to generate, one to train")
+        raise InputError(
+            f"--devices {count}: a run needs two or more, one to generate, one to train"
+        )
     limit = recipe.length.longest
     longest = recipe.sampling.max_prompt_tokens + limit
     if longest > shape.context:
@@ -376,7 +389,9 @@ def _inputs(
         use=use,
         prompt_tokens=min(prompt_tokens or 256, recipe.sampling.max_prompt_tokens),
         kept=1.0 if recipe.filter.zero_variance == "keep" else share,
-        sources=(f"rates: roofline of {device.name} ({device.confidence} confidence)",),
+        sources=(
+            f"rates: roofline of {device.name} ({device.confidence} confidence in its numbers)",
+        ),
     )
 
 
