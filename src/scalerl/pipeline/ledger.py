@@ -51,6 +51,10 @@ class Ledger:
     #: Tokens that generators read before later turns of episodes: what is new, and everything
     #: before it where no generator has kept the turn before in its cache.
     reread_tokens: int = 0
+    #: Decode steps of all generators, of training turns.
+    decode_steps: int = 0
+    #: CPU seconds of generators ("generate") and of the trainer's first rank ("train").
+    cpu_seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "train": 0.0})
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
     #: Wall-clock seconds of training and validation.
@@ -198,6 +202,8 @@ class Ledger:
             generated_tokens=self.generated_tokens,
             trained_tokens=self.trained_tokens,
             reread_tokens=self.reread_tokens,
+            decode_steps=self.decode_steps,
+            cpu_seconds=dict(self.cpu_seconds),
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
@@ -211,6 +217,7 @@ class Ledger:
         self.tick()
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
+            "decode_steps", "cpu_seconds",
             "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
             "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
             "spent", "wasted",

@@ -6,6 +6,7 @@ carries away the reports.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,7 +53,8 @@ class GeneratorWorker:
         #: Whether it has sent its last report.
         self._left = False
         self._seconds: dict[Work, float] = defaultdict(float)
-        self._tokens = self._read_tokens = self._taken = self._number = 0
+        self._tokens = self._read_tokens = self._decode_steps = self._taken = self._number = 0
+        self._cpu = time.process_time()
         #: Finished rollouts that were not reported yet, all of one lane.
         self._written: list[TurnResult] = []
         self._lane: Lane = "train"
@@ -136,6 +138,7 @@ class GeneratorWorker:
                 if step.lane == "train":
                     self._tokens += step.tokens
                     self._read_tokens += step.read_tokens
+                    self._decode_steps += 1
         reports = []
         if self._written and step.written and step.lane != self._lane:
             reports.append(self._report(held=False))
@@ -181,6 +184,7 @@ class GeneratorWorker:
 
     def _report(self, held: bool) -> m.GeneratorReport:
         self._number += 1
+        cpu = time.process_time()
         report = m.GeneratorReport(
             number=self._number,
             taken=self._taken,
@@ -190,10 +194,13 @@ class GeneratorWorker:
             seconds=dict(self._seconds),
             tokens=self._tokens,
             read_tokens=self._read_tokens,
+            decode_steps=self._decode_steps,
+            cpu_seconds=cpu - self._cpu,
             held=held,
         )
+        self._cpu = cpu
         self._written.clear()
         self._seconds.clear()
-        self._tokens = self._read_tokens = 0
+        self._tokens = self._read_tokens = self._decode_steps = 0
         self._reported_at = self.now()
         return report

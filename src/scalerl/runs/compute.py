@@ -116,6 +116,14 @@ class LedgerLine(Record):
     by_kind: dict[str, float] = about(
         "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
     )
+    decode_steps: int = about(
+        "decode steps of all generators; `generated_tokens` are their rows", default=0
+    )
+    cpu_seconds: dict[str, float] = about(
+        "CPU seconds of the generators' processes (`generate`), and of the trainer's first rank in "
+        "its steps (`train`): on a busy machine the clock says more about other programs",
+        default_factory=dict,
+    )
 
 
 # -- how much of the budget is used ---------------------------------------------------------------
