@@ -66,6 +66,7 @@ ALLOWED = {
         "runs",
         "tasks",
         "trainer",
+        "training",
         "weights",
     },
     "cli": {
@@ -86,14 +87,14 @@ ALLOWED = {
 }
 #: What a package may import besides, for type annotations only.
 TYPES_ONLY = {
-    "report": {"study"},
+    "report": {"planner", "study"},
     "runs": {"recipe", "curves"},
     "notebook": {"recipe", "curves"},
     "tasks": {"recipe"},
 }
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
-SHOWN_BY = {"curves": {"report"}, "study": {"report"}}
+SHOWN_BY = {"curves": {"report"}, "planner": {"report"}, "study": {"report"}}
 #: `tasks` makes environments for a recipe that names one, and `environments` extends `tasks`: what
 #: the registry of tasks imports by its path, and only when a recipe asks for it.
 MADE_LATER = {"tasks": {"environments"}}

@@ -15,9 +15,9 @@ __version__ = "0.2.0"
 __all__ = [
     "Arm", "BacktestResult", "BacktestScore", "Comparison", "ComputeNeeded", "Crossing",
     "Evaluation", "Fit", "Forecast", "Gain", "InputError", "Law", "Listener", "Pair", "Plan",
-    "Prediction", "Recipe", "Recommendation", "Run", "RunEnd", "Study", "StudyEnd", "StudyRow", "Target",
-    "__version__", "backtest", "compare", "evaluate", "fit", "fit_all", "forecast", "load_run",
-    "load_runs", "plan", "train",
+    "Prediction", "Recipe", "Recommendation", "Run", "RunEnd", "Study", "StudyEnd", "StudyRow",
+    "Target", "__version__", "backtest", "compare", "evaluate", "fit", "fit_all", "forecast",
+    "load_run", "load_runs", "plan", "train",
 ]  # fmt: skip
 
 #: Module → the public names in it. Nothing is imported before it is used, so that `import scalerl`

@@ -70,6 +70,9 @@ def _add_rates(group: Any) -> None:
         "--like", type=Path, metavar="RUN",
         help="rates and lengths of a recorded run, on the hardware it ran on",
     )  # fmt: skip
+    group.add_argument(
+        "--measure", action="store_true", help="run the recipe here for some steps, and use those"
+    )
 
 
 def _add_workload(group: Any) -> None:
@@ -147,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
 
     print(found)
     if args.recipe_out is not None:
-        changes = " ".join(f"{k}={v}" for k, v in found.best.placement.changes().items())
+        changes = " ".join(f"{k}={v}" for k, v in found.changes.items())
         print("\n" + terminal.wrap(f"wrote {args.recipe_out}: {changes}"))
 
 
@@ -159,7 +162,7 @@ def _planned(args: argparse.Namespace) -> Any:
         name: getattr(args, name)
         for name in ("devices", "mean_length", "mfu", "decode", "spread", "alike", "growth",
                      "prompt_tokens", "kept", "check_seconds", "days", "budget", "price", "curve",
-                     "per_step", "target", "accelerators", "like")
+                     "per_step", "target", "accelerators", "like", "measure")
         if getattr(args, name) is not None
     }  # fmt: skip
     if args.turns is not None:
@@ -196,6 +199,6 @@ def _print_table(found: dict[str, Any], *, as_json: bool) -> None:
     print("name       bf16 TFLOP/s  fp32    GB   GB/s  link GB/s  confidence")
     for each in found.values():
         print(
-            f"{each.name:<10} {each.bf16:12,.0f} {each.fp32:5,.0f} {each.gb:5,.0f} {each.gb_s:6,.0f} "
-            f"{each.link_gb_s:10,.0f}  {each.confidence}"
+            f"{each.name:<10} {each.bf16:12,.0f} {each.fp32:5,.0f} {each.gb:5,.0f} "
+            f"{each.gb_s:6,.0f} {each.link_gb_s:10,.0f}  {each.confidence}"
         )

@@ -19,12 +19,20 @@ left, or part of a refused step).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
 from scalerl.recipe.sections_runtime import ComputeSection
-from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
+from scalerl.runs.compute import (
+    Compute,
+    DecodeWork,
+    DeviceSeconds,
+    LedgerLine,
+    WasteCount,
+    Wasted,
+)
 
 WasteReason = Literal["stale", "filtered", "failed"]
 #: Kinds of work that workers report.
@@ -51,8 +59,8 @@ class Ledger:
     #: Tokens that generators read before later turns of episodes: what is new, and everything
     #: before it where no generator has kept the turn before in its cache.
     reread_tokens: int = 0
-    #: Decode steps of all generators, of training turns.
-    decode_steps: int = 0
+    #: Sums over the decode steps of all generators, of training turns.
+    decoded: list[float] = field(default_factory=lambda: [0.0] * 5)
     #: CPU seconds of generators ("generate") and of the trainer's first rank ("train").
     cpu_seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "train": 0.0})
     device_seconds: float = 0.0
@@ -125,6 +133,11 @@ class Ledger:
         if self._validating and kind in ("generate", "hand_over"):
             self._add_generator_time(seconds)
             self.validation_seconds -= seconds
+
+    def add_decoded(self, sums: Sequence[float]) -> None:
+        """Add the sums over decode steps that a generator reports."""
+        if sums:
+            self.decoded = [a + b for a, b in zip(self.decoded, sums, strict=True)]
 
     def set_device(self, worker: str, kind: str) -> None:
         """Record the kind of device that a worker runs on from here on."""
@@ -202,7 +215,7 @@ class Ledger:
             generated_tokens=self.generated_tokens,
             trained_tokens=self.trained_tokens,
             reread_tokens=self.reread_tokens,
-            decode_steps=self.decode_steps,
+            decode=DecodeWork(*self.decoded),
             cpu_seconds=dict(self.cpu_seconds),
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
@@ -217,7 +230,7 @@ class Ledger:
         self.tick()
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
-            "decode_steps", "cpu_seconds",
+            "decoded", "cpu_seconds",
             "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
             "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
             "spent", "wasted",

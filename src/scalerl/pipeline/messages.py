@@ -75,8 +75,9 @@ class GeneratorReport:
     tokens: int = 0
     #: Tokens read since the last report before later turns of training episodes.
     read_tokens: int = 0
-    #: Decode steps of training turns since the last report; `tokens` are their rows.
-    decode_steps: int = 0
+    #: Sums over the decode steps of training turns since the last report, as in
+    #: `scalerl.runs.compute.DecodeWork`.
+    decoded: tuple[float, ...] = ()
     #: CPU seconds of its process since the last report.
     cpu_seconds: float = 0.0
     #: Whether it has finished its share and holds (deterministic runs).

@@ -109,7 +109,7 @@ class Supervisor:
             return
         self.ledger.generated_tokens += report.tokens
         self.ledger.reread_tokens += report.read_tokens
-        self.ledger.decode_steps += report.decode_steps
+        self.ledger.add_decoded(report.decoded)
         self.ledger.cpu_seconds["generate"] += report.cpu_seconds
         for kind, seconds in report.seconds.items():
             self.ledger.add_work(kind, seconds)

@@ -190,7 +190,9 @@ class PlannedTrainer(PlannedWorker):
                     histogram[self.version - version] += entries
                 lengths.append(len(episode))
         unit, world = self.crew.unit, self.crew.world
-        more = world.prompt_tokens + (world.environment.turns - 1) * world.environment.tokens
+        # The rollouts of a group share their prompt in a packed batch.
+        prompt = world.prompt_tokens / self.crew.setup.recipe.batch.generations
+        more = prompt + (world.environment.turns - 1) * world.environment.tokens
         tokens = np.asarray(lengths, np.float64) * unit + more
         seconds = world.rates.trainer.seconds(tokens)
         entries = histogram.total()

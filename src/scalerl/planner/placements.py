@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.errors import InputError
 from scalerl.planner.accelerators import Accelerator
 from scalerl.planner.memory import generator_memory, trainer_memory
 from scalerl.planner.model_shape import ModelShape
@@ -103,8 +102,8 @@ def memory_need(
         )
     elif short > 0:
         problem = (
-            f"a generator of {n} {device.name} lacks {short:.0f} GB for {generator.weights / 1e9:.0f}"
-            f" GB of weights and the cache of {MIN_ROWS} rollouts"
+            f"a generator of {n} {device.name} lacks {short:.0f} GB for "
+            f"{generator.weights / 1e9:.0f} GB of weights and the cache of {MIN_ROWS} rollouts"
         )
     # A cache takes what is left, but no more than all rollouts of k + 1 batches would fill.
     return MemoryNeed(
@@ -138,7 +137,7 @@ def quick_estimate(
     rows = max(rows, 1.0)
     step = g.decode(round(rows)) + g.context * rows * context
     generate = rollouts * mean_length / (placement.generators * rows / step)
-    tokens = mean_length + prompt
+    tokens = mean_length + prompt / recipe.batch.generations
     work = rollouts * (rates.trainer.token * tokens + rates.trainer.square * tokens**2)
     return QuickEstimate(generate, rates.trainer.fixed + work / rates.trainer.ranks)
 
@@ -151,13 +150,3 @@ def usable_degrees() -> tuple[int, ...]:
 def splits(devices: int, degree: int) -> list[tuple[int, int]]:
     """Generators and trainers that use all devices."""
     return [((devices - t) // degree, t) for t in range(1, devices) if (devices - t) % degree == 0]
-
-
-def check_fits(reasons: dict[str, str], shape: ModelShape, device: Accelerator) -> None:
-    """Raise if no placement fits; the reason of the one with most trainers is told."""
-    if reasons:
-        split, why = next(reversed(reasons.items()))
-        raise InputError(
-            f"{shape.name} fits nowhere on these {device.name}: with {split}, {why}; take more "
-            "devices, larger ones, a smaller model or shorter answers"
-        )

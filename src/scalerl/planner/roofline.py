@@ -20,7 +20,7 @@ from scalerl.recipe import Recipe
 #: Share of the peak that trainers of public RL runs use: prime-rl's BENCHMARKS.md of February 2026
 #: has .09 to .15 for 4B at 16k tokens and .35 at 65k; verl and NeMo-RL state up to .40.
 PUBLIC_MFU = Interval(0.05, 0.40)
-#: Share of the memory bandwidth that engines reach while they decode. A guess: nothing was measured.
+#: Share of the memory bandwidth that engines reach while they decode. A guess: not measured.
 PUBLIC_DECODE = Interval(0.3, 0.7)
 #: Share of the peak in products of a decode step of many rows, and when prompts are read.
 PREFILL_SHARE = 0.5

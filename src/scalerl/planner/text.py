@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.planner.answer import PlannedStep
-from scalerl.planner.normal import Interval
 from scalerl.planner.outlook import Outlook, TargetCost
 from scalerl.planner.pilot import MULTIPLES, PilotPlan
 
@@ -59,46 +58,29 @@ def _wrap(text: str, indent: str = "  ") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _share(interval: Interval) -> str:
-    ends = f" (90 %: {interval.low:g}-{interval.high:g})" if interval.high > interval.low else ""
-    return f"{interval.middle:.2g}{ends}"
-
-
 def _head(plan: Plan) -> str:
-    i, batch = plan.inputs, plan.recipe.batch
-    mean = i.mean_length
-    known = number(mean.middle) if mean.high == mean.low else f"{number(mean.middle)}, 90 % of the"
-    rest = "" if mean.high == mean.low else f" mean {span(mean.low, mean.high)}"
-    long = number(i.lengths.quantile(0.9))
+    batch, middle = plan.recipe.batch, plan.best.middle
     lines = [
-        f"{i.shape.parameters / 1e9:.3g}B parameters, {batch.prompts} x {batch.generations}, answers "
-        f"up to {i.lengths.limit:,} tokens (mean {known}{rest}; 90 % below {long}), "
-        f"{i.kept:.0%} of groups kept",
-        *i.sources,
-    ]
-    if i.use is not None:
-        lines.append(
-            f"trainer uses {_share(i.use.mfu)} of the peak, generators {_share(i.use.decode)} of the "
-            "bandwidth"
-        )
-    middle = plan.best.middle
-    lines.append(
+        f"{plan.recipe.name}: {batch.prompts} x {batch.generations} rollouts a step",
+        *plan.costs.lines(),
         f"simulated: {middle.steps} steps of each placement, {middle.start_up} of them start-up; "
-        f"standard error {middle.step_error / middle.step_seconds:.0%}"
-    )
-    return "\n".join(_wrap(line) for line in (*lines, *plan.notes))
+        f"standard error {middle.step_error / middle.step_seconds:.0%}",
+        *plan.notes,
+    ]
+    return "\n".join(_wrap(line) for line in lines)
 
 
 def _table(plan: Plan) -> str:
     rows = [
-        " split     schedule       step s (90 %)     waits g/t  stale  GB g/t  GPU-h/step",
+        " split     schedule       step s (90 %)          waits g/t  stale  GB g/t dev-h a",
+        "                                                                           step",
     ]
     for step in plan.steps:
         rows.append(_row(step, step is plan.best))
-    for split, why in list(plan.misfits.items())[:MAX_MISFITS]:
+    for split, why in list(plan.searched.misfits.items())[:MAX_MISFITS]:
         rows.append(_wrap(f" {split:<9} does not fit: {why}", " " * 11))
-    if len(plan.misfits) > MAX_MISFITS:
-        rows.append(f" {len(plan.misfits) - MAX_MISFITS} further splits do not fit")
+    if len(plan.searched.misfits) > MAX_MISFITS:
+        rows.append(f" {len(plan.searched.misfits) - MAX_MISFITS} further splits do not fit")
     return "\n".join(rows)
 
 
@@ -107,9 +89,12 @@ def _row(step: PlannedStep, best: bool) -> str:
     p, mark = step.placement, ">" if best else " "
     waits = f"{np.median(step.generator_wait):4.0%}/{np.median(step.trainer_wait):4.0%}"
     memory = f"{step.memory.generator:3.0f}/{step.memory.trainer:3.0f}"
+    if not step.memory.trainer:
+        memory = "      -"  # a record does not say
+    seconds = f"{number(mid):>6} {'(' + span(low, high) + ')':<15}"
     return (
-        f"{mark}{p.split:<9} {p.schedule_text:<13} {number(mid):>6} {'(' + span(low, high) + ')':<14}"
-        f" {waits}  {np.median(step.staleness):5.1f} {memory} {number(step.device_hours):>7}"
+        f"{mark}{p.split:<9} {p.schedule_text:<13} {seconds} {waits}  "
+        f"{np.median(step.staleness):5.1f} {memory} {number(step.device_hours):>8}"
     ).rstrip()
 
 
@@ -131,12 +116,13 @@ def _advice(plan: Plan) -> str:
     )
     lines = [_wrap(text)]
     every = plan.recipe.validation.every
-    share = plan.validation_seconds / (plan.validation_seconds + every * mid)
+    seconds = plan.searched.validation_seconds
+    share = seconds / (seconds + every * mid)
     if share > VALIDATION_SHARE:
         lines.append(
             _wrap(
-                f"validations take {share:.0%} of the time ({number(plan.validation_seconds / 60)} "
-                f"minutes every {every} steps): lower validation.prompts or validation.k, or raise "
+                f"validations take {share:.0%} of the time ({number(seconds / 60)} minutes every "
+                f"{every} steps): lower validation.prompts or validation.k, or raise "
                 "validation.every"
             )
         )
