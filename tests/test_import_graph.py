@@ -46,7 +46,6 @@ ALLOWED = {
         "recipe",
         "runs",
         "tasks",
-        "trainer",
         "weights",
     },
     "placement": {"engine", "environments", "pipeline", "tasks", "trainer", "weights"},
@@ -90,6 +89,7 @@ TYPES_ONLY = {
     "report": {"planner", "study"},
     "runs": {"recipe", "curves"},
     "notebook": {"recipe", "curves"},
+    "pipeline": {"trainer"},
     "tasks": {"recipe"},
 }
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`

@@ -26,7 +26,6 @@ from scalerl.runs.lines import (
     StepLine,
 )
 
-
 #: Bins of a histogram of lengths, for each doubling of the length.
 BINS = 4
 

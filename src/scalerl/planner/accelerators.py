@@ -46,7 +46,8 @@ class Accelerator:
         """The accelerator of this name, from the user's file or the table of the package."""
         found = {**_read(TABLE), **(_read(more) if more else {})}
         if name not in found:
-            near = difflib.get_close_matches(name, found, n=1)
+            near = [n for n in found if name and n.startswith(name)]
+            near = near or difflib.get_close_matches(name, found, n=1)
             hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(found)}"
             raise InputError(
                 f"no accelerator {name!r}: {hint} (--accelerators FILE describes further ones)"

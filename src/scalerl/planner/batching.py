@@ -109,6 +109,9 @@ class SimulatedBatching:
         #: Decode steps so far, and rows × steps.
         self.steps = 0.0
         self.row_steps = 0.0
+        #: Sums over decode steps of training rows since they were last taken, as a generator
+        #: reports them (`DecodeWork`).
+        self.decoded = [0.0] * 5
         self._order = 0
 
     @property
@@ -212,6 +215,8 @@ class SimulatedBatching:
         self.row_steps += rows * steps
         if name == "train":
             self.tokens += rows * steps
+            terms = (steps, rows * steps, rows * rows * steps, seconds, rows * seconds)
+            self.decoded = [a + b for a, b in zip(self.decoded, terms, strict=True)]
 
     # -- rows -------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ peak numbers of an accelerator and the share of them that is used      RooflineC
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class Workload:
     growth: float = 0.0
     prompt_tokens: int | None = None
     kept: float | None = None
-    environment: EnvironmentModel = EnvironmentModel()
+    environment: EnvironmentModel = field(default_factory=EnvironmentModel)
     check_seconds: float | None = None
 
 

@@ -28,6 +28,8 @@ from scalerl.planner.setup import ENTRIES, PlannedSetup, PlannedTurn, score_of
 from scalerl.planner.world import PlannedWorld
 from scalerl.trainer.interface import StepReport
 
+#: Longest answer, over the mean, that an array has entries for; hardly any is longer.
+LONGEST = 8.0
 _ZEROS = np.zeros(ENTRIES, np.int64)
 _ONES = np.ones(ENTRIES, np.int64)
 _LOGPROBS = np.zeros(ENTRIES, np.float32)
@@ -142,12 +144,14 @@ class PlannedGenerator(PlannedWorker):
                 seconds={kind: s for kind, s in seconds.items() if s},
                 tokens=whole,
                 read_tokens=batching.read_tokens,
+                decoded=tuple(batching.decoded),
             )
         )
         self._written[lane] = []
         batching.seconds = {"train": 0.0, "validate": 0.0}
         batching.tokens -= whole
         batching.read_tokens = 0
+        batching.decoded = [0.0] * 5
         self._loaded = 0.0
 
 
@@ -162,11 +166,12 @@ class PlannedTrainer(PlannedWorker):
         rates = self.crew.world.rates.trainer
         if isinstance(message, m.TrainStep):
             report, seconds = self._step(message.groups)
-            seconds += rates.publish if message.publish else 0.0
+            publish = rates.publish if message.publish else 0.0
+            seconds += publish
 
             def finish() -> None:
                 self.version += 1
-                self.reply(m.StepDone(report, seconds))
+                self.reply(m.StepDone(report, seconds, publish))
                 if message.publish:
                     self.crew.publish(self.version)
 
@@ -251,7 +256,8 @@ class PlannedCrew:
         self.inbox: list[MessageReceived | WorkerLost] = []
         self.keeps_all = setup.recipe.filter.zero_variance == "keep"
         #: Tokens that one entry of an array stands for.
-        self.unit = max(world.lengths.limit / ENTRIES, 1.0)
+        longest = min(world.lengths.limit, LONGEST * world.lengths.mean)
+        self.unit = max(longest / ENTRIES, 1.0)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         where = setup.recipe.placement
@@ -325,10 +331,7 @@ class PlannedCrew:
         """The result of a row, in entries of `unit` tokens."""
         total = row.length
         n = min(max(round(total / self.unit), 1), ENTRIES)
-        if len(runs) > 1:
-            runs = _rounded(runs, total, n)
-        else:
-            runs = ((runs[0][0], n),)
+        runs = _rounded(runs, total, n) if len(runs) > 1 else ((runs[0][0], n),)
         ids = (_ONES if row.right else _ZEROS)[:n]
         turn = PlannedTurn(ids, _LOGPROBS[:n], ids, _FORCED[:n], "stop", None, runs)
         return TurnResult(row.request, row.row, turn)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ import numpy.typing as npt
 from scalerl.errors import InputError
 from scalerl.planner.world import PlannedWorld
 from scalerl.recipe import Recipe
+from scalerl.runs.lines import StepLine
+from scalerl.runs.listener import Listener
+
+if TYPE_CHECKING:
+    from scalerl.planner.crew import PlannedCrew
 
 Array = npt.NDArray[np.float64]
 #: New objects after which cyclic garbage is collected; Python's own number is 700.
@@ -72,16 +77,24 @@ class Simulation:
         return {name: getattr(self, name) for name in names}
 
 
-def simulate(recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False,
-             listener: Any = None) -> Simulation:  # fmt: skip
+def simulate(
+    recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False
+) -> Simulation:
     """Simulate `steps` optimiser steps of a recipe. Needs `scalerl[train]`, as the loop does."""
+    lines, crew = simulated_record(recipe, world, steps, validate=validate)
+    return _summary(lines, crew)
+
+
+def simulated_record(
+    recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False,
+    listener: Listener | None = None,
+) -> tuple[list[StepLine], PlannedCrew]:  # fmt: skip
+    """The lines of the steps that a simulated run records, and its crew."""
     try:
         from scalerl.pipeline.loop import Loop
         from scalerl.pipeline.worker_watch import WorkerWatch
         from scalerl.planner.crew import PlannedCrew
         from scalerl.planner.setup import MemoryStore, planned_recipe, planned_setup
-        from scalerl.runs.lines import StepLine
-        from scalerl.runs.listener import Listener
     except ModuleNotFoundError as error:
         raise InputError(
             f"planning runs the training loop, which needs {error.name}: "
@@ -103,12 +116,7 @@ def simulate(recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool 
     loop.watch = Unwatched(loop.supervisor, loop.intake, loop.scaling)
     with _collecting_rarely():
         loop.run()
-    lines = [line for line in store.lines if isinstance(line, StepLine)]
-    batchings = [g.batching for g in crew.generators]
-    decoded = sum(b.steps for b in batchings)
-    rows = sum(b.row_steps for b in batchings) / decoded if decoded else 0.0
-    preempted = sum(b.preempted for b in batchings) / max(len(lines), 1)
-    return _summary(lines, crew, rows, preempted)
+    return [line for line in store.lines if isinstance(line, StepLine)], crew
 
 
 @contextmanager
@@ -123,7 +131,9 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _summary(lines: list[Any], crew: Any, rows: float, preempted: float) -> Simulation:
+def _summary(lines: list[StepLine], crew: PlannedCrew) -> Simulation:
+    batchings = [g.batching for g in crew.generators]
+    decoded = sum(b.steps for b in batchings)
     minutes = np.array([line.compute.minutes for line in lines])
     validated = np.array([line.ledger.validation_seconds for line in lines])
     devices = len(crew.generators) + crew.world.rates.trainer.ranks
@@ -165,14 +175,14 @@ def _summary(lines: list[Any], crew: Any, rows: float, preempted: float) -> Simu
         generated_tokens=per_step("generated_tokens"),
         trained_tokens=per_step("trained_tokens"),
         kept=float(np.mean([1 - line.zero_variance for line in after])),
-        rows=rows,
-        preempted=preempted,
+        rows=sum(b.row_steps for b in batchings) / decoded if decoded else 0.0,
+        preempted=sum(b.preempted for b in batchings) / len(lines),
         validation_seconds=_validation_seconds(lines, crew),
         ends=tuple((60 * minutes).tolist()),
     )
 
 
-def _validation_seconds(lines: list[Any], crew: Any) -> float:
+def _validation_seconds(lines: list[StepLine], crew: PlannedCrew) -> float:
     whole = lines[-1].ledger.validation_seconds - lines[0].ledger.validation_seconds
     count = (len(lines) - 1) // crew.setup.recipe.validation.every
     devices = len(crew.generators) + crew.world.rates.trainer.ranks

@@ -72,8 +72,7 @@ def _head(plan: Plan) -> str:
 
 def _table(plan: Plan) -> str:
     rows = [
-        " split     schedule       step s (90 %)          waits g/t  stale  GB g/t dev-h a",
-        "                                                                           step",
+        " split     schedule       step s (90 %)         waits g/t  stale  GB g/t  dev-h",
     ]
     for step in plan.steps:
         rows.append(_row(step, step is plan.best))
@@ -94,7 +93,7 @@ def _row(step: PlannedStep, best: bool) -> str:
     seconds = f"{number(mid):>6} {'(' + span(low, high) + ')':<15}"
     return (
         f"{mark}{p.split:<9} {p.schedule_text:<13} {seconds} {waits}  "
-        f"{np.median(step.staleness):5.1f} {memory} {number(step.device_hours):>8}"
+        f"{np.median(step.staleness):5.1f} {memory} {number(step.device_hours):>7}"
     ).rstrip()
 
 
