@@ -51,10 +51,14 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """Seconds of one trainer device per token at the peak, by part."""
+    """Seconds of one trainer device per token, by part."""
 
+    #: At the peak.
     blocks: float
+    #: At the share of the FP32 peak that it reaches, or in BF16 at the peak.
     head: float
+    #: Whether the head is in FP32 beside BF16 blocks.
+    fp32_head: bool
     #: Per pair of tokens of a rollout.
     attention: float
 
@@ -70,7 +74,10 @@ def token_cost(shape: ModelShape, device: Accelerator, recipe: Recipe) -> TokenC
     # Half of the pairs: a token attends to those before it.
     pairs = passes * shape.attention_products / 2 / 2
     return TokenCost(
-        passes * shape.block_parameters / peak, 8.0 * shape.embedding / head_peak, pairs / peak
+        passes * shape.block_parameters / peak,
+        8.0 * shape.embedding / head_peak,
+        fp32,
+        pairs / peak,
     )
 
 
@@ -104,7 +111,8 @@ def roofline(
         ranks=trainers,
         # AdamW reads and writes all states once.
         fixed=2 * 16.0 * shape.parameters / trainers / (device.gb_s * 1e9),
-        token=cost.blocks / use.mfu.middle + cost.head,
+        token=cost.blocks / use.mfu.middle
+        + (cost.head if cost.fp32_head else cost.head / use.mfu.middle),
         square=cost.attention / use.mfu.middle,
         publish=hand_over,
     )
