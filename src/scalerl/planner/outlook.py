@@ -103,6 +103,11 @@ class Outlook:
     targets: tuple[TargetCost, ...]
     notes: tuple[str, ...]
 
+    def pass_rates(self, seconds: Array, per_step: Array) -> Array:
+        """Pass rate after each of some times, (times, draws), by draws of a step's seconds."""
+        steps, levels = _paths(self.curve, per_step, float(seconds[-1]))
+        return np.array([_at(steps, levels, each / per_step) for each in seconds])
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "curve": self.curve.name,

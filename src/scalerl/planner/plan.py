@@ -110,9 +110,10 @@ class Plan:
 
     def plot(self, path: str | None = None) -> Any:
         """Draw the plan; returns the matplotlib figure."""
+        from scalerl.planner.timeline import timeline_of
         from scalerl.report.plan_figure import plot_plan
 
-        return plot_plan(self, path)
+        return plot_plan(self, timeline_of(self), path)
 
     def __str__(self) -> str:
         from scalerl.planner.text import plan_text
