@@ -46,7 +46,6 @@ ALLOWED = {
         "recipe",
         "runs",
         "tasks",
-        "trainer",
         "weights",
     },
     "placement": {"engine", "environments", "models", "pipeline", "tasks", "trainer", "weights"},
@@ -57,6 +56,19 @@ ALLOWED = {
     "evaluation": {"models", "pipeline", "placement", "recipe", "runs", "tasks"},
     "hosting": {"algorithm", "engine", "models"},
     "serve": {"curves", "recipe", "report", "runs", "study"},
+    "planner": {
+        "algorithm",
+        "curves",
+        "engine",
+        "models",
+        "pipeline",
+        "recipe",
+        "runs",
+        "tasks",
+        "trainer",
+        "training",
+        "weights",
+    },
     "cli": {
         "hosting",
         "algorithm",
@@ -65,6 +77,7 @@ ALLOWED = {
         "models",
         "pipeline",
         "placement",
+        "planner",
         "recipe",
         "report",
         "runs",
@@ -75,14 +88,15 @@ ALLOWED = {
 }
 #: What a package may import besides, for type annotations only.
 TYPES_ONLY = {
-    "report": {"study"},
+    "report": {"planner", "study"},
     "runs": {"recipe", "curves"},
     "notebook": {"recipe", "curves"},
+    "pipeline": {"trainer"},
     "tasks": {"recipe"},
 }
 #: `curves` results have a `.plot()`, and for notebooks a `_repr_html_()`, that reach into `report`
 #: when called: the one import that points the other way, and only inside those methods.
-SHOWN_BY = {"curves": {"report"}, "study": {"report"}}
+SHOWN_BY = {"curves": {"report"}, "planner": {"report"}, "study": {"report"}}
 #: `tasks` makes environments for a recipe that names one, and `environments` extends `tasks`: what
 #: the registry of tasks imports by its path, and only when a recipe asks for it.
 MADE_LATER = {"tasks": {"environments"}}
@@ -236,6 +250,16 @@ def test_the_forecasting_half_never_imports_anything_heavy():
         "runs = load_runs('example:paper-8b', 'example:paper-moe')\n"
         "compare([fit(r) for r in runs]); forecast(runs[0])\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert python(code).strip() == "[]"
+
+
+def test_a_plan_is_read_and_shown_without_torch():
+    """Only a simulation needs it, because it runs the loop."""
+    code = (
+        "import sys, scalerl.cli.plan\n"
+        "from scalerl.planner import accelerators, calibrate, memory, outlook, pilot, plan, text\n"
+        "print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
     )
     assert python(code).strip() == "[]"
 

@@ -14,10 +14,10 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Arm", "BacktestResult", "BacktestScore", "Comparison", "ComputeNeeded", "Crossing",
-    "Evaluation", "Fit", "Forecast", "Gain", "InputError", "Law", "Listener", "Pair", "Prediction",
-    "Recipe", "Recommendation", "Run", "RunEnd", "Study", "StudyEnd", "StudyRow", "Target",
-    "__version__", "backtest", "compare", "evaluate", "fit", "fit_all", "forecast", "load_run",
-    "load_runs", "train",
+    "Evaluation", "Fit", "Forecast", "Gain", "InputError", "Law", "Listener", "Pair", "Plan",
+    "Prediction", "Recipe", "Recommendation", "Run", "RunEnd", "Study", "StudyEnd", "StudyRow",
+    "Target", "__version__", "backtest", "compare", "evaluate", "fit", "fit_all", "forecast",
+    "load_run", "load_runs", "plan", "train",
 ]  # fmt: skip
 
 #: Module → the public names in it. Nothing is imported before it is used, so that `import scalerl`
@@ -36,6 +36,7 @@ _NAMES = {
     "scalerl.errors": ("InputError",),
     "scalerl.evaluation.evaluate": ("evaluate",),
     "scalerl.evaluation.scores": ("Evaluation",),
+    "scalerl.planner.plan": ("Plan", "plan"),
     "scalerl.recipe.schema": ("Recipe",),
     "scalerl.runs": ("load_run", "load_runs"),
     "scalerl.runs.listener": ("Listener",),
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from scalerl.errors import InputError
     from scalerl.evaluation.evaluate import evaluate
     from scalerl.evaluation.scores import Evaluation
+    from scalerl.planner.plan import Plan, plan
     from scalerl.recipe.schema import Recipe
     from scalerl.runs import load_run, load_runs
     from scalerl.runs.listener import Listener

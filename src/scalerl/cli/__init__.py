@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "watch runs and their forecasts in a browser",
     "init": "write a commented recipe to start from",
     "recipe": "show, check and compare recipes",
+    "plan": "what a run would cost and reach, before it is paid for",
     "train": "train a model by a recipe, with a live forecast",
     "scale": "change the number of generators of a running run",
     "study": "run many recipes and compare them",
@@ -40,7 +41,13 @@ COMMANDS = {
 #: Modules of commands that cannot have the command's name: `eval` is a built-in function.
 MODULES = {"eval": "evaluate"}
 #: Command → its positional argument that also takes words after the options.
-TAKES_MORE = {"train": "recipe", "eval": "model", "study": "words", "init": "changes"}
+TAKES_MORE = {
+    "plan": "recipe",
+    "train": "recipe",
+    "eval": "model",
+    "study": "words",
+    "init": "changes",
+}
 EXIT_OK = 0
 #: The answer is no: a run that failed, a gate that did not pass.
 EXIT_NO = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from scalerl.pipeline.episodes import Attempt, Opening
 from scalerl.pipeline.schedule import GroupAge
 from scalerl.pipeline.setup import RunSetup
 from scalerl.recipe.length import PenaltyLength
+from scalerl.runs.lines import GroupSeconds
 from scalerl.tasks.task import Answer, AnswerScore, Prompt, seed_from
 
 Stage = Literal["writing", "checking", "ready"]
@@ -115,6 +116,10 @@ class PendingGroup:
     writing: int = 0
     #: The group with rewards, once it is scored.
     group: Group | None = None
+    #: Time at which it was begun, had all its turns, and was scored; None until then.
+    begun_at: float | None = None
+    written_at: float | None = None
+    ready_at: float | None = None
     check_summary: CheckSummary = field(default_factory=CheckSummary)
     _age: GroupAge | None = None
 
@@ -206,6 +211,20 @@ class PendingGroup:
         self.episodes, self.attempts, self.scores = {}, {}, {}
         self.opening, self.group, self._age = None, None, None
         self.token_ids, self.writing = token_ids, 0
+
+
+def mean_stage_seconds(groups: Sequence[PendingGroup], now: float) -> GroupSeconds | None:
+    """Mean seconds of groups in each stage, when the trainer takes them; None where a checkpoint
+    has forgotten them."""
+    known = [
+        (p.begun_at, p.written_at, p.ready_at)
+        for p in groups
+        if p.begun_at is not None and p.written_at is not None and p.ready_at is not None
+    ]
+    if not known:
+        return None
+    begun, written, ready = (float(np.mean(times)) for times in zip(*known, strict=True))
+    return GroupSeconds(writing=written - begun, checking=ready - written, ready=now - ready)
 
 
 def group_key(request: str) -> str:

@@ -15,11 +15,12 @@ from scalerl.errors import PipelineError
 from scalerl.pipeline import checkpoints, logprob_check
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Clock, Crew, Handle
-from scalerl.pipeline.groups import CheckSummary, PendingGroup
+from scalerl.pipeline.groups import CheckSummary, PendingGroup, mean_stage_seconds
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.recorder import Recorder
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.state import RunState, Stopped
+from scalerl.runs.lines import GroupSeconds
 
 #: Batches in a row with a gradient that is not finite, after which the run fails. One may be bad
 #: luck; in a row, the weights themselves are going wrong.
@@ -43,6 +44,8 @@ class Learner:
         self.batch: tuple[Group, ...] = ()
         #: Reasons and metrics that the checks of that batch returned.
         self.check_summary = CheckSummary()
+        #: How long its groups were in each stage.
+        self.stage_seconds: GroupSeconds | None = None
         #: Whether the trainer has started.
         self.ready = False
         #: Time since which the trainer has had something to do; None while it is idle.
@@ -77,6 +80,7 @@ class Learner:
         """Give a batch to the trainer."""
         self.batch = tuple(p.group for p in taken if p.group is not None)
         self.check_summary = CheckSummary.merged(taken)
+        self.stage_seconds = mean_stage_seconds(taken, self.clock.now())
         self.recorder.listener.batch(self.batch)
         step = self.state.version + 1
         self.send(m.TrainStep(self.batch, self._publishes(step)))
@@ -99,9 +103,10 @@ class Learner:
         ledger.samples += episodes
         ledger.trained_tokens += report.forward_tokens
         ledger.add_work("train", message.seconds)
+        ledger.cpu_seconds["train"] += message.cpu_seconds
         tokens = sum(g.tokens for g in batch)
         ledger.waste("filtered", episodes - kept, tokens - report.kept_tokens)
-        self.recorder.step(message, batch, self.check_summary, self.clock.now())
+        self.recorder.step(message, batch, self.check_summary, self.stage_seconds, self.clock.now())
 
     def on_step_refused(self, worker: Handle, message: m.StepRefused) -> None:
         """Record a batch that the trainer did not learn from; after MAX_REFUSALS in a row the run

@@ -20,13 +20,20 @@ left, or part of a refused step).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
 from scalerl.recipe.sections_runtime import ComputeSection, PlacementSection
-from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
+from scalerl.runs.compute import (
+    Compute,
+    DecodeWork,
+    DeviceSeconds,
+    LedgerLine,
+    WasteCount,
+    Wasted,
+)
 from scalerl.tasks.judge import DEVICE_SECONDS, READ_TOKENS, WRITTEN_TOKENS
 from scalerl.tasks.task import AnswerScore
 
@@ -59,6 +66,10 @@ class Ledger:
     #: Tokens that a judge model has read and written, for training and validation.
     judge_read_tokens: int = 0
     judge_written_tokens: int = 0
+    #: Sums over the decode steps of all generators, of training turns.
+    decoded: list[float] = field(default_factory=lambda: [0.0] * 5)
+    #: CPU seconds of generators ("generate") and of the trainer's first rank ("train").
+    cpu_seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "train": 0.0})
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
     #: Wall-clock seconds of training and validation.
@@ -148,6 +159,11 @@ class Ledger:
             elif name == DEVICE_SECONDS:
                 self.add_work("judge", value)
 
+    def add_decoded(self, sums: Sequence[float]) -> None:
+        """Add the sums over decode steps that a generator reports."""
+        if sums:
+            self.decoded = [a + b for a, b in zip(self.decoded, sums, strict=True)]
+
     def set_device(self, worker: str, kind: str) -> None:
         """Record the kind of device that a worker runs on from here on."""
         self.tick()
@@ -226,6 +242,8 @@ class Ledger:
             reread_tokens=self.reread_tokens,
             judge_read_tokens=self.judge_read_tokens,
             judge_written_tokens=self.judge_written_tokens,
+            decode=DecodeWork(*self.decoded),
+            cpu_seconds=dict(self.cpu_seconds),
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
@@ -240,6 +258,7 @@ class Ledger:
         names = (
             "steps", "samples", "generated_tokens", "trained_tokens", "reread_tokens",
             "judge_read_tokens", "judge_written_tokens",
+            "decoded", "cpu_seconds",
             "device_seconds", "by_kind", "validation_seconds", "clock_seconds",
             "generator_seconds", "trainer_seconds", "check_wait", "lost_device_seconds",
             "spent", "wasted",

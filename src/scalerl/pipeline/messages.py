@@ -75,6 +75,11 @@ class GeneratorReport:
     tokens: int = 0
     #: Tokens read since the last report before later turns of training episodes.
     read_tokens: int = 0
+    #: Sums over the decode steps of training turns since the last report, as in
+    #: `scalerl.runs.compute.DecodeWork`.
+    decoded: tuple[float, ...] = ()
+    #: CPU seconds of its process since the last report.
+    cpu_seconds: float = 0.0
     #: Whether it has finished its share and holds (deterministic runs).
     held: bool = False
     #: Whether this is its last report before it leaves.
@@ -114,6 +119,10 @@ class StepDone:
     report: StepReport
     #: Seconds the trainer spent, publishing included.
     seconds: float
+    #: Seconds of publishing.
+    publish_seconds: float = 0.0
+    #: CPU seconds of its process.
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

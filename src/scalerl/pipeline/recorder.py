@@ -21,6 +21,7 @@ from scalerl.runs.lines import (
     EvalLine,
     EventKind,
     EventLine,
+    GroupSeconds,
     Status,
 )
 from scalerl.runs.listener import Listener
@@ -70,10 +71,13 @@ class Recorder:
             self.note("checker", line, answers=answers)
 
     def step(
-        self, message: m.StepDone, batch: Sequence[Group], summary: CheckSummary, now: float
-    ) -> None:
+        self, message: m.StepDone, batch: Sequence[Group], summary: CheckSummary,
+        stages: GroupSeconds | None, now: float,
+    ) -> None:  # fmt: skip
         """Record an optimiser step."""
-        line = step_line(message.report, batch, summary, self.setup.curriculum.retired, self.ledger)
+        line = step_line(
+            message, batch, summary, stages, self.setup.curriculum.retired, self.ledger
+        )
         self.store.append(line)
         self._record_samples()
         self.listener.trained(now - message.seconds, now, self.state.version)

@@ -80,6 +80,7 @@ class Rollouts:
         requests: dict[Lane, list[Request]] = {"train": [], "validate": []}
         for p in groups:
             self.groups[p.key] = p
+            p.begun_at = self.clock.now()
             if len(p.episodes) == p.size:
                 self._check(p)
             elif p.token_ids is None:
@@ -155,6 +156,7 @@ class Rollouts:
         self._moved(p)
 
     def _check(self, p: PendingGroup) -> None:
+        p.written_at = self.clock.now()
         self.pool.score(p.key, p.answers(self.setup, self.step))
 
     # -- results of the pool ----------------------------------------------------------------------
@@ -223,6 +225,9 @@ class Rollouts:
 
     def _finish(self, p: PendingGroup) -> None:
         del self.groups[p.key]
+        p.ready_at = self.clock.now()
+        # In an environment the last turn is written and scored at once.
+        p.written_at = p.ready_at if p.written_at is None else p.written_at
         p.apply_scores(self.setup)
         self.age_changes += 1
         self._moved(p)

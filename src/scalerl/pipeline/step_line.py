@@ -10,21 +10,57 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.algorithm.episode import Group
+from scalerl.pipeline import messages as m
 from scalerl.pipeline.environment_pool import commonest
 from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.transcripts import play_of
-from scalerl.runs.lines import FilterCounts, Lengths, LogprobGap, Play, Ratio, Staleness, StepLine
-from scalerl.trainer.interface import StepReport
+from scalerl.runs.lines import (
+    FilterCounts,
+    GroupSeconds,
+    Lengths,
+    LogprobGap,
+    Play,
+    Ratio,
+    Staleness,
+    StepLine,
+)
+
+#: Bins of a histogram of lengths, for each doubling of the length.
+BINS = 4
+
+
+def _lengths(groups: Sequence[Sequence[int]]) -> Lengths:
+    """The lengths of a batch, given for each prompt.
+
+    >>> found = _lengths([[10, 12], [30, 32]])
+    >>> found.mean, round(found.alike, 2), found.histogram
+    (21.0, 0.99, {9: 1, 11: 1, 26: 1, 32: 1})
+    """
+    # One row a prompt, so that all is computed at once: a batch may have thousands.
+    lengths_PG = np.asarray(groups, np.float64)
+    between, within = lengths_PG.mean(axis=1).var(), lengths_PG.var(axis=1).mean()
+    variance = float(between + within)
+    powers, counts = np.unique(
+        np.floor(BINS * np.log2(np.maximum(lengths_PG, 1.0)) + 1e-9), return_counts=True
+    )
+    return Lengths(
+        float(lengths_PG.mean()),
+        int(lengths_PG.max()),
+        sd=variance**0.5,
+        alike=float(between) / variance if variance else None,
+        histogram={int(2 ** (p / BINS)): int(n) for p, n in zip(powers, counts, strict=True)},
+    )
 
 
 def step_line(
-    report: StepReport, batch: Sequence[Group], summary: CheckSummary, retired: int, ledger: Ledger
-) -> StepLine:
-    """The line of the step that `report` is about; `ledger` is the state after it."""
+    done: m.StepDone, batch: Sequence[Group], summary: CheckSummary, stages: GroupSeconds | None,
+    retired: int, ledger: Ledger,
+) -> StepLine:  # fmt: skip
+    """The line of the step that `done` reports; `ledger` is the state after it."""
+    report = done.report
     episodes = [e for g in batch for e in g.episodes]
     rewards = [e.reward for e in episodes if e.reward is not None]
-    lengths = [len(e) for e in episodes]
     mixed = [e.versions is not None and e.versions[0] != e.versions[1] for e in episodes]
     d = report.diagnostics
     return StepLine(
@@ -53,7 +89,10 @@ def step_line(
         mixed_versions=float(np.mean(mixed)),
         prompts=tuple(g.prompt_id for g in batch),
         zero_variance=report.filtered.zero_variance_prompts / len(batch),
-        length=Lengths(float(np.mean(lengths)), int(max(lengths))),
+        length=_lengths([[len(e) for e in g.episodes] for g in batch]),
+        context_tokens=report.context_tokens,
+        publish_seconds=done.publish_seconds,
+        group_seconds=stages,
         filtered=FilterCounts(**report.filtered.to_dict()),
         retired=retired,
         compute=ledger.compute(),

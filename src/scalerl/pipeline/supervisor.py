@@ -129,6 +129,8 @@ class WorkerSupervisor:
         self._record_proofs(worker, report.proofs)
         self.ledger.generated_tokens += report.tokens
         self.ledger.reread_tokens += report.read_tokens
+        self.ledger.add_decoded(report.decoded)
+        self.ledger.cpu_seconds["generate"] += report.cpu_seconds
         for kind, seconds in report.seconds.items():
             self.ledger.add_work(kind, seconds)
         found = self.dispatcher.on_report(generator, report)

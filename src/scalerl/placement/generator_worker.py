@@ -6,6 +6,7 @@ carries away the reports.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,8 @@ class GeneratorWorker:
         self._left = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._read_tokens = self._taken = self._number = 0
+        self._decoded = [0.0] * 5
+        self._cpu = time.process_time()
         #: Finished rollouts that were not reported yet, all of one lane.
         self._written: list[TurnResult] = []
         self._lane: Lane = "train"
@@ -152,10 +155,12 @@ class GeneratorWorker:
             step = self.engine.step()
             if step.tokens:
                 kind: Work = "validate" if step.lane == "validate" else "generate"
-                self._seconds[kind] += self.now() - began
+                seconds = self.now() - began
+                self._seconds[kind] += seconds
                 if step.lane == "train":
                     self._tokens += step.tokens
                     self._read_tokens += step.read_tokens
+                    self._add_decode_step(step.tokens, seconds)
         reports = []
         if self._written and step.written and step.lane != self._lane:
             reports.append(self._report(held=False))
@@ -164,6 +169,11 @@ class GeneratorWorker:
         if complete or held or new or self.now() - self._reported_at > HEARTBEAT_SECONDS:
             reports.append(self._report(held))
         return reports
+
+    def _add_decode_step(self, rows: int, seconds: float) -> None:
+        """Add a decode step to the sums from which its time as a function of rows is found."""
+        terms = (1.0, rows, rows * rows, seconds, rows * seconds)
+        self._decoded = [a + b for a, b in zip(self._decoded, terms, strict=True)]
 
     def _finished(self, step: EngineStep) -> bool:
         """Keep finished turns until their request is complete; whether some are to be reported."""
@@ -201,6 +211,7 @@ class GeneratorWorker:
 
     def _report(self, held: bool) -> m.GeneratorReport:
         self._number += 1
+        cpu = time.process_time()
         report = m.GeneratorReport(
             number=self._number,
             taken=self._taken,
@@ -210,11 +221,15 @@ class GeneratorWorker:
             seconds=dict(self._seconds),
             tokens=self._tokens,
             read_tokens=self._read_tokens,
+            decoded=tuple(self._decoded),
+            cpu_seconds=cpu - self._cpu,
             held=held,
             proofs=self._proofs(),
         )
+        self._cpu = cpu
         self._written.clear()
         self._seconds.clear()
         self._tokens = self._read_tokens = 0
+        self._decoded = [0.0] * 5
         self._reported_at = self.now()
         return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,17 +64,20 @@ class TrainerWorker:
         raise PipelineError(f"the trainer does not understand {type(message).__name__!r}")
 
     def _step(self, message: m.TrainStep, began: float) -> m.StepDone | m.StepRefused:
+        cpu = time.process_time()
         try:
             report = self.trainer.step(message.groups)
         except NonFiniteGradient as error:
             return m.StepRefused(str(error), self.now() - began)
+        trained = self.now()
         if message.publish:
             self._publish()
         notes: list[str] = getattr(self.sender, "notes", [])
         if notes:
             report = replace(report, notes=(*report.notes, *notes))
             notes.clear()
-        return m.StepDone(report, self.now() - began)
+        now = self.now()
+        return m.StepDone(report, now - began, now - trained, time.process_time() - cpu)
 
     def _save(self, path: Path) -> m.TrainerDone:
         if not path.is_dir():  # the loop has made it, on a disk that this machine does not share

@@ -94,6 +94,18 @@ class Wasted(Record):
 
 
 @record
+class DecodeWork(Record):
+    """Sums over the decode steps of all generators, of training turns: enough to find the seconds
+    of a step as a linear function of its rows."""
+
+    steps: float = about("decode steps", default=0.0)
+    rows: float = about("rows of these steps", default=0.0)
+    squares: float = about("squares of the rows", default=0.0)
+    seconds: float = about("seconds of these steps", unit="seconds", default=0.0)
+    row_seconds: float = about("rows times seconds", default=0.0)
+
+
+@record
 class LedgerLine(Record):
     """Where compute went, since the beginning. `device_seconds` = `spent.generate` +
     `spent.hand_over` + `spent.train` + `spent.generate_wait` + `spent.train_wait`."""
@@ -122,6 +134,12 @@ class LedgerLine(Record):
     wasted: Wasted = about("rollouts that were not trained on", default=Wasted())
     by_kind: dict[str, float] = about(
         "`device_seconds` by kind of device: cpu, or the name of a GPU", default_factory=dict
+    )
+    decode: DecodeWork = about("sums over decode steps", default=DecodeWork())
+    cpu_seconds: dict[str, float] = about(
+        "CPU seconds of the generators' processes (`generate`), and of the trainer's first rank in "
+        "its steps (`train`): on a busy machine the clock says more about other programs",
+        default_factory=dict,
     )
 
 

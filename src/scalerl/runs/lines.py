@@ -60,6 +60,25 @@ class Lengths(Record):
 
     mean: float = about("mean", unit="tokens")
     max: int = about("longest", unit="tokens")
+    sd: float | None = about("standard deviation", unit="tokens", default=None)
+    alike: float | None = about(
+        "share of the variance that is between prompts: 1 if the rollouts of a prompt are all of "
+        "one length",
+        default=None,
+    )
+    histogram: dict[int, int] = about(
+        "rollouts of each length, rounded down to a power of the fourth root of 2",
+        default_factory=dict,
+    )
+
+
+@record
+class GroupSeconds(Record):
+    """Mean seconds of a batch's groups in each stage."""
+
+    writing: float = about("from its start until all its rollouts were written", unit="seconds")
+    checking: float = about("until all were scored", unit="seconds")
+    ready: float = about("until the trainer took it", unit="seconds")
 
 
 @record
@@ -171,6 +190,15 @@ class StepLine(Line):
     retired: int = about("prompts that No-Positive-Resampling has retired so far")
     compute: Compute = about("compute so far")
     ledger: LedgerLine = about("where it went")
+    context_tokens: int = about(
+        "tokens of the batch that the engine did not write: prompts, each once, and what came "
+        "between turns",
+        default=0,
+    )
+    publish_seconds: float = about(
+        "what publishing the weights took after the pass", unit="seconds", default=0.0
+    )
+    group_seconds: GroupSeconds | None = about("how long groups were in each stage", default=None)
     unscored_why: dict[str, int] | None = about(
         "why rollouts have no reward: reason and number of rollouts; left out where all have one",
         default=None,

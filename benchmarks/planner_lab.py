@@ -1,0 +1,158 @@
+"""Prediction against measurement: one calibration, ten other settings of the default run.
+
+    python benchmarks/planner_lab.py calibrate    runs the base setting; saves its calibration
+    python benchmarks/planner_lab.py first        predicts five settings, runs them, saves both
+    python benchmarks/planner_lab.py second       the same with the other five
+
+The order is enforced: `second` refuses to run until the result of `first` is committed, and while
+the planner differs from that commit. So no term of the model can be chosen with the second five in
+view. Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do
+not help each other (idle_cores = wait): a core is a device here.
+
+Not among the settings: another model width and tools with latency, which need a calibration of
+their own, because rates hold for one model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from record import RESULTS, save
+from scalerl.planner.calibrate import Calibration, calibrate
+from scalerl.planner.simulate import simulate
+from scalerl.recipe import Recipe
+
+ROOT = Path(__file__).parent.parent
+#: Where the run of the calibration is kept between the parts.
+KEPT = ROOT / "out" / "planner_lab" / "base"
+STEPS = 40
+#: Load of the machine above which nothing is measured.
+MAX_LOAD = 0.5
+BASE = {
+    "placement.idle_cores": "wait", "validation.every": 1000, "checkpoint.every": 1000,
+    "budget.steps": STEPS,
+}  # fmt: skip
+FIRST: dict[str, dict[str, Any]] = {
+    "half the prompts": {"batch.prompts": 16},
+    "off-policy-1": {"schedule.name": "off-policy", "schedule.k": 1},
+    "two generators": {"placement.generators": 2},
+    "8 generations": {"batch.generations": 8},
+    "k = 1": {"schedule.k": 1},
+}
+SECOND: dict[str, dict[str, Any]] = {
+    "k = 8": {"schedule.k": 8},
+    "half as many prompts again": {"batch.prompts": 48},
+    "thoughts of 24 to 32 tokens": {"length.think_tokens_min": 24, "length.think_tokens_max": 32},
+    "off-policy-4": {"schedule.name": "off-policy", "schedule.k": 4},
+    "all groups kept": {"filter.zero_variance": "keep"},
+}
+#: What is compared, and the largest error that is aimed at.
+BARS = {"step_seconds": 0.15, "staleness": 0.25, "generator_wait": 0.10, "trainer_wait": 0.10}
+
+
+def recipe_of(changes: dict[str, Any]) -> Recipe:
+    return Recipe.load("scalerl", "tiny").replace(BASE | changes)
+
+
+def train(recipe: Recipe, out: Path) -> None:
+    """A run in a process of its own."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.parent / f"{out.name}.toml"
+    file.write_text(recipe.to_toml())
+    command = [sys.executable, "-m", "scalerl", "train", str(file), "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def predicted(calibration: Calibration, recipe: Recipe) -> dict[str, float]:
+    found = simulate(recipe, calibration.world(recipe), 4 * STEPS)
+    return {name: float(getattr(found, name)) for name in BARS}
+
+
+def compared(calibration: Calibration, settings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    # All predictions first: none is made with a measurement of the same part in view.
+    guesses = {name: predicted(calibration, recipe_of(c)) for name, c in settings.items()}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (name, changes) in enumerate(settings.items()):
+            out = Path(folder) / str(i)
+            train(recipe_of(changes), out)
+            measured, guess = calibrate(out).measured, guesses[name]
+            error = {n: guess[n] - measured[n] for n in BARS}
+            error["step_seconds"] = guess["step_seconds"] / measured["step_seconds"] - 1
+            rows.append({"setting": name, "predicted": guess, "measured": measured, "error": error})
+            print(
+                f"{name:<28} step {guess['step_seconds']:.3f} / {measured['step_seconds']:.3f} s "
+                f"({error['step_seconds']:+.0%}), staleness {guess['staleness']:.2f} / "
+                f"{measured['staleness']:.2f}, waits {error['generator_wait']:+.2f} "
+                f"{error['trainer_wait']:+.2f}"
+            )
+    return rows
+
+
+def check_order() -> None:
+    """Refuse the second part until the first is committed, with the planner as it is now."""
+    first = RESULTS / "planner_lab_first.json"
+    if not first.is_file():
+        sys.exit("run `first`, and commit its result, before `second`")
+    commit = _git("log", "-1", "--format=%H", "--", str(first))
+    if not commit or _git("status", "--porcelain", "--", str(first)):
+        sys.exit("the result of `first` is not committed: commit it before `second`")
+    if _git(
+        "diff", "--name-only", commit, "--", "src/scalerl/planner", "benchmarks/planner_lab.py"
+    ):
+        sys.exit(
+            f"the planner has changed since {commit[:8]}, which holds the result of `first`: its "
+            "terms must be fixed before the second five are run"
+        )
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    steps = np.abs([row["error"]["step_seconds"] for row in rows])
+    worst = {name: float(max(abs(r["error"][name]) for r in rows)) for name in BARS}
+    return {"step_median": float(np.median(steps))} | {f"{n}_worst": v for n, v in worst.items()}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("part", choices=["calibrate", "first", "second"])
+    options.add_argument("--busy", action="store_true", help="measure beside other load")
+    args = options.parse_args()
+    load = os.getloadavg()[0]
+    if load > MAX_LOAD and not args.busy:
+        sys.exit(f"the machine is busy (load {load:.1f}): run this on an idle one")
+    if args.part == "calibrate":
+        if KEPT.exists():
+            sys.exit(f"{KEPT} exists: remove it to calibrate again")
+        train(recipe_of({}), KEPT)
+        print(json.dumps(calibrate(KEPT).measured))
+        return
+    if not KEPT.exists():
+        sys.exit("run `calibrate` first")
+    if args.part == "second":
+        check_order()
+    calibration = calibrate(KEPT)
+    rows = compared(calibration, FIRST if args.part == "first" else SECOND)
+    found = summary(rows)
+    print(json.dumps(found, indent=1))
+    base = {"predicted": predicted(calibration, recipe_of({})), "measured": calibration.measured}
+    path = RESULTS / f"planner_lab_{args.part}.json"
+    save("planner_lab", {"rows": rows, "summary": found, "base": base}, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""The crew of a simulated run: generators, a trainer and a checker that only take time.
+
+The loop is the real one. Its messages are handled at once, on a virtual clock that jumps from one
+event to the next: the end of a group, of a step, of a check.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scalerl.algorithm.diagnostics import Diagnostics
+from scalerl.algorithm.episode import Group
+from scalerl.algorithm.filters import FilterTally
+from scalerl.engine.interface import Lane, Request, TurnResult
+from scalerl.errors import PipelineError
+from scalerl.pipeline import logprob_check
+from scalerl.pipeline import messages as m
+from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
+from scalerl.planner.batching import SimulatedBatching, SimulatedRow
+from scalerl.planner.setup import ENTRIES, PlannedSetup, PlannedTurn, score_of
+from scalerl.planner.world import PlannedWorld
+from scalerl.trainer.interface import StepReport
+
+#: Longest answer, over the mean, that an array has entries for; hardly any is longer.
+LONGEST = 8.0
+_ZEROS = np.zeros(ENTRIES, np.int64)
+_ONES = np.ones(ENTRIES, np.int64)
+_LOGPROBS = np.zeros(ENTRIES, np.float32)
+_FORCED = np.zeros(ENTRIES, np.bool_)
+
+
+class PlannedClock:
+    """Virtual time, in seconds."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class PlannedWorker:
+    """A worker and its handle; it is never silent."""
+
+    silence = 0.0
+
+    def __init__(self, name: str, crew: PlannedCrew) -> None:
+        self.name, self.crew = name, crew
+
+    def send(self, message: Any) -> None:
+        raise NotImplementedError
+
+    def reply(self, message: Any) -> None:
+        self.crew.inbox.append(MessageReceived(self, message))
+
+
+class PlannedGenerator(PlannedWorker):
+    """A generator: continuous batching, and the reports of it."""
+
+    def __init__(self, name: str, crew: PlannedCrew) -> None:
+        super().__init__(name, crew)
+        self.batching = SimulatedBatching(crew.world.rates.generator)
+        self._unfinished: Counter[str] = Counter()
+        self._written: dict[Lane, list[TurnResult]] = {"train": [], "validate": []}
+        self._number = self._taken = 0
+        #: Number of the latest entry in the agenda: earlier ones are outdated.
+        self._entry = 0
+        self._loaded = 0.0
+
+    def send(self, message: Any) -> None:
+        if not isinstance(message, m.SubmitRequests):
+            raise PipelineError(f"a planned generator does not know {type(message).__name__}")
+        now = self.crew.clock.time
+        self._taken += 1
+        self._advance(now)
+        for request in message.requests:
+            self._unfinished[request.id] += len(request.seeds)
+            self.batching.submit(self.crew.rows(request), message.lane, now)
+        self.schedule()
+
+    def load(self, version: int) -> None:
+        """Load the newest weights."""
+        self._loaded += self.crew.world.rates.generator.load
+        if self._unfinished:
+            self._advance(self.crew.clock.time)
+        self.batching.load(version, self.crew.clock.time)
+        if self._unfinished:
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Put the next event of the batching on the agenda."""
+        at = self.batching.next_event()
+        self._entry += 1
+        if at < math.inf:
+            entry = self._entry
+            self.crew.at(at, lambda: self._wake(entry))
+
+    def _wake(self, entry: int) -> None:
+        if entry == self._entry:
+            self._advance(self.crew.clock.time)
+            self.schedule()
+
+    def _advance(self, now: float) -> None:
+        self.batching.advance(now)
+        if not self.batching.done:
+            return
+        complete: set[Lane] = set()
+        for row, runs in self.batching.done:
+            lane: Lane = "train" if "/" not in row.request else "validate"
+            if row.request == logprob_check.REQUEST_ID:
+                lane = "validate"
+            self._written[lane].append(self.crew.turn(row, runs))
+            self._unfinished[row.request] -= 1
+            if not self._unfinished[row.request]:
+                del self._unfinished[row.request]
+                complete.add(lane)
+        self.batching.done.clear()
+        for lane in sorted(complete):
+            self.report(lane)
+
+    def report(self, lane: Lane = "train") -> None:
+        """Send what is finished and the time since the last report."""
+        batching = self.batching
+        self._number += 1
+        seconds: dict[Any, float] = {
+            "generate": batching.seconds["train"], "validate": batching.seconds["validate"],
+            "hand_over": self._loaded,
+        }  # fmt: skip
+        whole = int(batching.tokens)
+        self.reply(
+            m.GeneratorReport(
+                number=self._number,
+                taken=self._taken,
+                version=batching.version,
+                written=tuple(self._written[lane]),
+                lane=lane,
+                seconds={kind: s for kind, s in seconds.items() if s},
+                tokens=whole,
+                read_tokens=batching.read_tokens,
+                decoded=tuple(batching.decoded),
+            )
+        )
+        self._written[lane] = []
+        batching.seconds = {"train": 0.0, "validate": 0.0}
+        batching.tokens -= whole
+        batching.read_tokens = 0
+        batching.decoded = [0.0] * 5
+        self._loaded = 0.0
+
+
+class PlannedTrainer(PlannedWorker):
+    """A trainer of several ranks: counts the staleness of its tokens, and takes time."""
+
+    def __init__(self, name: str, crew: PlannedCrew) -> None:
+        super().__init__(name, crew)
+        self.version = 0
+
+    def send(self, message: Any) -> None:
+        rates = self.crew.world.rates.trainer
+        if isinstance(message, m.TrainStep):
+            report, seconds = self._step(message.groups)
+            publish = rates.publish if message.publish else 0.0
+            seconds += publish
+
+            def finish() -> None:
+                self.version += 1
+                self.reply(m.StepDone(report, seconds, publish))
+                if message.publish:
+                    self.crew.publish(self.version)
+
+            self.crew.at(self.crew.clock.time + seconds, finish)
+        elif isinstance(message, m.CompareLogprobs):
+            self.reply(m.TrainerDone())
+        elif isinstance(message, m.PublishWeights):
+            self.crew.publish(self.version)
+            self.reply(m.TrainerDone())
+        else:
+            raise PipelineError(f"a planned trainer does not know {type(message).__name__}")
+
+    def _step(self, groups: tuple[Group, ...]) -> tuple[StepReport, float]:
+        kept = [g for g in groups if self.crew.keeps_all or _has_variance(g)]
+        histogram: Counter[int] = Counter()
+        lengths: list[int] = []
+        for group in kept:
+            for episode in group.episodes:
+                runs = episode.rows[0].segments[-1].versions
+                for version, entries in runs:
+                    histogram[self.version - version] += entries
+                lengths.append(len(episode))
+        unit, world = self.crew.unit, self.crew.world
+        # The rollouts of a group share their prompt in a packed batch.
+        prompt = world.prompt_tokens / self.crew.setup.recipe.batch.generations
+        more = prompt + (world.environment.turns - 1) * world.environment.tokens
+        tokens = np.asarray(lengths, np.float64) * unit + more
+        seconds = world.rates.trainer.seconds(tokens)
+        entries = histogram.total()
+        written = int(entries * unit)
+        episodes = sum(len(g.episodes) for g in groups)
+        report = StepReport(
+            version=self.version + 1, loss=0.0, kl=0.0, grad_norm=0.0, lr=0.0,
+            forward_tokens=int(tokens.sum()), loss_tokens=written, kept_tokens=written,
+            micro_batches=1, seconds=seconds,
+            diagnostics=Diagnostics(
+                tokens=written,
+                staleness_mean=sum(age * n for age, n in histogram.items()) / max(entries, 1),
+                staleness_max=max(histogram, default=0),
+                staleness_histogram=dict(sorted(histogram.items())),
+            ),
+            filtered=FilterTally(
+                prompts=len(groups), rollouts=episodes, unscored=0, truncated=0,
+                zero_variance_prompts=len(groups) - len(kept), effective_prompts=len(kept),
+                effective_rollouts=len(lengths),
+            ),
+        )  # fmt: skip
+        return report, seconds
+
+
+class PlannedChecker(PlannedWorker):
+    """Scores answers, `places` of them at a time."""
+
+    def __init__(self, name: str, crew: PlannedCrew) -> None:
+        super().__init__(name, crew)
+        self._free = [0.0] * crew.setup.recipe.placement.checkers
+
+    def send(self, message: Any) -> None:
+        if not isinstance(message, m.ScoreAnswers):
+            raise PipelineError(f"a planned checker does not know {type(message).__name__}")
+        scores = tuple(map(score_of, message.answers))
+        crew, takes = self.crew, self.crew.world.check_seconds
+        if not takes:
+            self.reply(m.WorkDone(message.job, scores))
+            return
+        ends, spent = crew.clock.time, 0.0
+        for seconds in crew.rng.exponential(takes, len(scores)):
+            begins = max(heapq.heappop(self._free), crew.clock.time)
+            heapq.heappush(self._free, begins + seconds)
+            ends, spent = max(ends, begins + seconds), spent + seconds
+        done = m.WorkDone(message.job, scores, seconds=spent)
+        crew.at(ends, lambda: self.reply(done))
+
+
+class PlannedCrew:
+    """The workers of a simulated run, and its agenda."""
+
+    def __init__(self, setup: PlannedSetup, world: PlannedWorld) -> None:
+        self.setup, self.world = setup, world
+        self.clock = PlannedClock()
+        self.rng = np.random.default_rng(world.seed)
+        self.inbox: list[MessageReceived | WorkerLost] = []
+        self.keeps_all = setup.recipe.filter.zero_variance == "keep"
+        #: Tokens that one entry of an array stands for.
+        longest = min(world.lengths.limit, LONGEST * world.lengths.mean)
+        self.unit = max(longest / ENTRIES, 1.0)
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        where = setup.recipe.placement
+        self.trainer = PlannedTrainer("trainer", self)
+        self.generators = [
+            PlannedGenerator(f"generator {i}", self) for i in range(where.generators)
+        ]
+        self.checkers = [PlannedChecker("checker 0", self)]
+        for worker in (self.trainer, *self.generators, *self.checkers):
+            worker.reply(m.WorkerReady())
+        #: Groups that will have variance are shorter or longer than the mean by this factor.
+        self._ratios = _length_ratios(world, setup.recipe.batch.generations)
+
+    def at(self, time: float, do: Callable[[], None]) -> None:
+        """Put a call on the agenda; calls at the same time run in the order of insertion."""
+        heapq.heappush(self._agenda, (max(time, self.clock.time), next(self._order), do))
+
+    def poll(self, seconds: float) -> list[MessageReceived | WorkerLost]:
+        """The next events, however long that takes: simulated workers have no deadlines."""
+        while not self.inbox:
+            if not self._agenda:
+                raise PipelineError("the simulated run waits for nothing: please report this plan")
+            self.clock.time, _, do = heapq.heappop(self._agenda)
+            do()
+        found, self.inbox = self.inbox, []
+        return found
+
+    def publish(self, version: int) -> None:
+        """Let all generators load the newest weights; they report it when they have."""
+        for generator in self.generators:
+            generator.load(version)
+
+        def reports() -> None:
+            for generator in self.generators:
+                generator.report()
+
+        self.at(self.clock.time + self.world.rates.generator.load, reports)
+
+    def rows(self, request: Request) -> list[SimulatedRow]:
+        """The rows of a request: answers to one prompt, of lengths that are alike."""
+        world, n = self.world, len(request.seeds)
+        if request.id == logprob_check.REQUEST_ID:
+            return [SimulatedRow(request.id, row, [1], 0, False) for row in request.seeds]
+        lengths = world.lengths.draw(self.rng, 1, n, self.trainer.version)[0]
+        right = self.rng.random(n) < world.pass_rates.draw(self.rng, 1)[0]
+        mixed = 0 < int(right.sum()) < n
+        ratio = self._ratios[mixed]
+        if ratio != 1.0:
+            lengths = np.clip(np.rint(lengths * ratio), 1, world.lengths.limit).astype(np.int64)
+        environment = world.environment
+        rows = []
+        for i, row in enumerate(request.seeds):
+            turns = _split(int(lengths[i]), environment.turns)
+            # The rows of a group share the prompt: it is read and cached once.
+            prompt = world.prompt_tokens if i == 0 else 0
+            one = SimulatedRow(request.id, row, turns, prompt, bool(right[i]))
+            if len(turns) > 1:
+                one.reply, one.waits = environment.tokens, self._wait()
+            rows.append(one)
+        return rows
+
+    def _wait(self) -> float:
+        environment = self.world.environment
+        if not environment.seconds:
+            return 0.0
+        sigma = math.sqrt(math.log1p(environment.spread**2))
+        z = float(self.rng.standard_normal())
+        return environment.seconds * math.exp(sigma * z - sigma**2 / 2)
+
+    def turn(self, row: SimulatedRow, runs: tuple[tuple[int, int], ...]) -> TurnResult:
+        """The result of a row, in entries of `unit` tokens."""
+        total = row.length
+        n = min(max(round(total / self.unit), 1), ENTRIES)
+        runs = _rounded(runs, total, n) if len(runs) > 1 else ((runs[0][0], n),)
+        ids = (_ONES if row.right else _ZEROS)[:n]
+        turn = PlannedTurn(ids, _LOGPROBS[:n], ids, _FORCED[:n], "stop", None, runs)
+        return TurnResult(row.request, row.row, turn)
+
+    # What a crew can do besides, and a simulated run never asks for:
+
+    def replace(self, worker: Handle) -> Handle:
+        raise PipelineError(f"{worker.name} is simulated and cannot be lost")
+
+    def add_generator(self) -> Handle:
+        raise PipelineError("a simulated run has a fixed number of generators")
+
+    def remove_generator(self, worker: Handle) -> None:
+        raise PipelineError("a simulated run has a fixed number of generators")
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self._agenda.clear()
+
+    def pids(self) -> dict[str, int]:
+        return {}
+
+
+def _has_variance(group: Group) -> bool:
+    rewards = [e.reward for e in group.episodes]
+    return min(rewards) != max(rewards)  # type: ignore[type-var]
+
+
+def _split(length: int, turns: int) -> list[int]:
+    """Tokens of each turn, as equal as they can be."""
+    turns = min(turns, length)
+    whole, rest = divmod(length, turns)
+    return [whole + (i < rest) for i in range(turns)]
+
+
+def _rounded(
+    runs: tuple[tuple[int, int], ...], total: int, entries: int
+) -> tuple[tuple[int, int], ...]:
+    """Run-lengths in tokens as run-lengths in entries, rounded at their ends."""
+    found, seen, before = [], 0, 0
+    for version, tokens in runs:
+        seen += tokens
+        until = round(seen * entries / total)
+        if until > before:
+            found.append((version, until - before))
+            before = until
+    return tuple(found)
+
+
+def _length_ratios(world: PlannedWorld, generations: int) -> tuple[float, float]:
+    """Factors for groups without and with variance, so that the mean of all stays as it is."""
+    ratio = world.lengths.kept_ratio
+    kept = world.pass_rates.kept(generations)
+    if ratio == 1.0 or not 0 < kept < 1:
+        return 1.0, 1.0
+    return max((1 - kept * ratio) / (1 - kept), 0.05), ratio
