@@ -64,7 +64,7 @@ class FtPfn:
             near, next_to = left(EPS / end, a, p), left(2.0 * EPS / end, a, p)
             slope = gain * (near - next_to) / EPS + EPS
             fallen = y0 * np.exp(np.clip(np.minimum(x, 0.0) * slope / y0, -60.0, 0.0))
-            risen = y0 + gain * (1.0 - left(np.maximum(x, 1e-300) / end, a, p))
+            risen = y0 + gain * (1.0 - left(np.maximum(x, 1e-200) / end, a, p))
             total += weight[:, k, None] * np.where(x > 0, risen, fallen)
         return total
 

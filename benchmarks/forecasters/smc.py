@@ -13,8 +13,10 @@ from scalerl.curves.formula import Array
 
 #: Share of the particles that stay effective in a step: more is slower, fewer lose modes.
 EFFECTIVE = 0.5
-#: Metropolis moves after every step, and five times as many at the end.
-MOVES = 6
+#: Metropolis moves after every step, and twice as many at the end.
+MOVES = 20
+#: Shares of the coordinates that a move changes.
+SHARES = (0.1, 0.3, 1.0)
 #: Moves accept about this often at their best size, in tens of dimensions.
 ACCEPTED = 0.25
 #: Draws from the prior that are tried for one particle, before its constraint is given up.
@@ -34,7 +36,7 @@ def sample(
         heat = 1.0 if rise >= 1.0 - heat else heat + rise
         keep = _resample(rise * (found - found.max()), rng)
         z, found = z[keep], found[keep]
-        for _ in range(MOVES if heat < 1.0 else 5 * MOVES):
+        for _ in range(MOVES if heat < 1.0 else 2 * MOVES):
             size *= _move(z, found, heat, size, log_likelihood, rng)
     return z
 
@@ -85,9 +87,13 @@ def _move(
     """Move particles in place; returns the factor by which the next move should be larger."""
     n, d = z.shape
     a, b = rng.integers(n, size=(2, n))
+    # A move changes some of the coordinates, as in DREAM (Vrugt et al. 2009): most parameters of a
+    # sum of curves matter little, and large moves along those are accepted.
+    chosen = rng.random((n, d)) < rng.choice(SHARES, (n, 1))
     # Sizes vary within a move, so that one of them suits each mode.
-    step = size * 2.38 / np.sqrt(2.0 * d) * np.exp(0.7 * rng.standard_normal((n, 1)))
-    new = z + step * (z[a] - z[b]) + 1e-3 * rng.standard_normal((n, d))
+    step = size * 2.38 / np.sqrt(2.0 * np.maximum(chosen.sum(axis=1, keepdims=True), 1))
+    step = step * np.exp(0.7 * rng.standard_normal((n, 1)))
+    new = z + chosen * (step * (z[a] - z[b]) + 1e-3 * rng.standard_normal((n, d)))
     value = log_likelihood(new)
     # The prior is a standard normal distribution.
     gain = heat * (value - found) - 0.5 * ((new**2).sum(axis=1) - (z**2).sum(axis=1))

@@ -1,0 +1,122 @@
+"""Forecasters from the literature and ours on the same back-test: CRPS and coverage by class, with
+intervals from resampling whole runs and whole sources.
+
+python benchmarks/rivals.py DIR [DIR ...] [--scores FILE]     some twenty minutes on three folders
+
+DIR is as for benchmarks/backtest.py. Only summaries are written to benchmarks/results; `--scores`
+writes the score of every task to a file elsewhere, to see where a method wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backtest import OURS, cluster, read
+from forecasters import forecasters
+from record import save
+from scalerl.curves.backtest import METHODS, BacktestResult, BacktestScore, backtest
+from scalerl.report.progress import ProgressBar
+
+RESAMPLES = 2000
+#: What is averaged over the tasks of a class, and resampled.
+FIGURES: dict[str, Callable[[BacktestScore, BacktestScore], float]] = {
+    "crps": lambda mine, ours: mine.crps,
+    "cover50": lambda mine, ours: mine.in50,
+    "cover90": lambda mine, ours: mine.in90,
+    "behind": lambda mine, ours: mine.crps - ours.crps,
+    "better": lambda mine, ours: mine.crps < ours.crps,
+}
+
+
+def by_run(score: BacktestScore) -> str:
+    return cluster(score.run)
+
+
+def by_source(score: BacktestScore) -> str:
+    return score.source
+
+
+def resampled(values: np.ndarray, groups: Sequence[str]) -> dict[str, list[float]]:
+    """90 % intervals of the column means, with whole groups resampled."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    sums = np.array([[*values[rows].sum(axis=0), len(rows)] for rows in members.values()])
+    rng = np.random.default_rng(0)
+    drawn = sums[rng.integers(len(sums), size=(RESAMPLES, len(sums)))].sum(axis=1)
+    ends = np.quantile(drawn[:, :-1] / drawn[:, -1:], [0.05, 0.95], axis=0).T
+    return dict(zip(FIGURES, ends.tolist(), strict=True))
+
+
+def summary(scores: Sequence[BacktestScore]) -> list[dict[str, Any]]:
+    """One row a class and method. `behind` is the CRPS minus that of ours, `better` the share of
+    tasks with a smaller CRPS than ours."""
+    ours = {(s.run, s.fraction): s for s in scores if s.method == OURS}
+    rows: dict[tuple[str, str], list[BacktestScore]] = defaultdict(list)
+    for s in scores:
+        rows[s.run_class, s.method].append(s)
+    out = []
+    for (kind, method), found in rows.items():
+        pairs = [(s, ours[s.run, s.fraction]) for s in found]
+        values = np.array([[float(f(*pair)) for f in FIGURES.values()] for pair in pairs])
+        groups = {name: [key(s) for s in found] for name, key in
+                  (("runs", by_run), ("sources", by_source))}  # fmt: skip
+        out.append({
+            "run_class": kind,
+            "method": method,
+            "tasks": len(found),
+            **{name: len(set(keys)) for name, keys in groups.items()},
+            **dict(zip(FIGURES, values.mean(axis=0).tolist(), strict=True)),
+            "width90": float(np.mean([s.width90 for s in found])),
+            "bias": float(np.mean([s.median - s.truth for s in found])),
+            **{f"intervals_by_{name}": resampled(values, keys) for name, keys in groups.items()},
+        })  # fmt: skip
+    return out
+
+
+def main(folders: Sequence[Path], scores_file: Path | None) -> None:
+    runs, kinds = read(folders)
+    methods = METHODS | forecasters(runs)
+    scores: list[BacktestScore] = []
+    cost = {}
+    with ProgressBar("back-testing") as tick:
+        for i, (name, method) in enumerate(methods.items()):
+            start = time.process_time()
+            found = backtest(runs, methods={name: method}, classes=kinds).scores
+            cost[name] = 1e3 * (time.process_time() - start) / len(found)
+            scores += found
+            tick((i + 1) / len(methods))
+    if scores_file is not None:
+        scores_file.write_text(json.dumps([asdict(s) for s in scores]))
+    fractions = BacktestResult(tuple(scores), ()).summary("run_class", "fraction")
+    kept = ("run_class", "fraction", "method", "tasks", "crps", "cover50", "cover90", "width90")
+    result = {
+        "by_class": summary(scores),
+        "by_class_and_fraction": [{k: row[k] for k in kept} for row in fractions],
+        "cpu_milliseconds_a_task": cost,
+    }
+    save("rivals", result, options=" ".join(folder.name for folder in folders))
+    for row in result["by_class"]:
+        low, high = row["intervals_by_runs"]["behind"]
+        print(f"{row['run_class']:10s} {row['method']:16s} CRPS {row['crps']:.4f} "
+              f"behind {row['behind']:+.4f} [{low:+.4f}, {high:+.4f}]  50 % {row['cover50']:.2f}  "
+              f"90 % {row['cover90']:.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--scores", type=Path)
+    given = parser.parse_args()
+    main(given.folders, given.scores)
