@@ -45,7 +45,8 @@ class FtPfn:
     dimensions = 26
 
     def values(self, z: Array, share: Array) -> Array:
-        u = np.clip(uniform(z, 0.0, 1.0), 1e-12, 1.0 - 1e-12)
+        z = np.clip(z, -7.0, 7.0)  # further out 1 - u is 0 in floating point
+        u = uniform(z, 0.0, 1.0)
         first, second = np.minimum(u[:, 0], u[:, 1]), np.maximum(u[:, 0], u[:, 1])
         most = np.where(u[:, 2] < 0.25, second, 1.0)
         y0, gain = first[:, None], (u[:, 3] * (most - first))[:, None]

@@ -90,8 +90,10 @@ def _move(
     # A move changes some of the coordinates, as in DREAM (Vrugt et al. 2009): most parameters of a
     # sum of curves matter little, and large moves along those are accepted.
     chosen = rng.random((n, d)) < rng.choice(SHARES, (n, 1))
+    # At least one: a move that changes nothing is always accepted, and the size would grow.
+    chosen[np.arange(n), rng.integers(d, size=n)] = True
     # Sizes vary within a move, so that one of them suits each mode.
-    step = size * 2.38 / np.sqrt(2.0 * np.maximum(chosen.sum(axis=1, keepdims=True), 1))
+    step = size * 2.38 / np.sqrt(2.0 * chosen.sum(axis=1, keepdims=True))
     step = step * np.exp(0.7 * rng.standard_normal((n, 1)))
     new = z + chosen * (step * (z[a] - z[b]) + 1e-3 * rng.standard_normal((n, d)))
     value = log_likelihood(new)
