@@ -3,8 +3,9 @@ intervals from resampling whole runs and whole sources.
 
 python benchmarks/rivals.py DIR [DIR ...] [--scores FILE]     some twenty minutes on three folders
 
-DIR is as for benchmarks/backtest.py. Only summaries are written to benchmarks/results; `--scores`
-writes the score of every task to a file elsewhere, to see where a method wins.
+DIR is as for benchmarks/backtest.py. Only summaries are written to benchmarks/results. `--scores`
+keeps the score of every task in a file elsewhere, to see where a method wins; methods that the file
+has already are not repeated.
 """
 
 from __future__ import annotations
@@ -83,20 +84,27 @@ def summary(scores: Sequence[BacktestScore]) -> list[dict[str, Any]]:
     return out
 
 
-def main(folders: Sequence[Path], scores_file: Path | None) -> None:
+def measured(folders: Sequence[Path], file: Path | None) -> tuple[list[BacktestScore], Any]:
+    """The score of every method on every task, and CPU milliseconds a task by method."""
     runs, kinds = read(folders)
     methods = METHODS | forecasters(runs)
-    scores: list[BacktestScore] = []
-    cost = {}
+    known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     with ProgressBar("back-testing") as tick:
         for i, (name, method) in enumerate(methods.items()):
-            start = time.process_time()
-            found = backtest(runs, methods={name: method}, classes=kinds).scores
-            cost[name] = 1e3 * (time.process_time() - start) / len(found)
-            scores += found
+            if name not in known:
+                start = time.process_time()
+                found = backtest(runs, methods={name: method}, classes=kinds).scores
+                cost = 1e3 * (time.process_time() - start) / len(found)
+                known[name] = {"cpu_ms": cost, "scores": [asdict(s) for s in found]}
+                if file is not None:
+                    file.write_text(json.dumps(known))
             tick((i + 1) / len(methods))
-    if scores_file is not None:
-        scores_file.write_text(json.dumps([asdict(s) for s in scores]))
+    scores = [BacktestScore(**s) for name in methods for s in known[name]["scores"]]
+    return scores, {name: known[name]["cpu_ms"] for name in methods}
+
+
+def main(folders: Sequence[Path], scores_file: Path | None) -> None:
+    scores, cost = measured(folders, scores_file)
     fractions = BacktestResult(tuple(scores), ()).summary("run_class", "fraction")
     kept = ("run_class", "fraction", "method", "tasks", "crps", "cover50", "cover90", "width90")
     result = {

@@ -34,6 +34,8 @@ class LcPfn:
     [0, 1]."""
 
     dimensions = 13
+    # Denser at the beginning, where most of these curves rise.
+    checked = np.array([0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0])
 
     def values(self, z: Array, share: Array) -> Array:
         x = epoch(share)[None, :]
@@ -70,6 +72,7 @@ class Domhan:
 
     #: 11 weights, 2 common levels, 10 final and 6 first levels, 19 rates and exponents, the noise.
     dimensions = 49
+    checked = np.array([0.0, 1.0])
 
     def values(self, z: Array, share: Array) -> Array:
         # Exponential variables over their sum are uniform on the simplex.

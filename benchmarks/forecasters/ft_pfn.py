@@ -43,6 +43,7 @@ class FtPfn:
 
     #: Y_0 and Y_max 3, Y_inf 1, weights 4, exponents 4, x_sat 5, share left 4, speeds 4, noise 1.
     dimensions = 26
+    checked = np.array([1.0])
 
     def values(self, z: Array, share: Array) -> Array:
         z = np.clip(z, -7.0, 7.0)  # further out 1 - u is 0 in floating point

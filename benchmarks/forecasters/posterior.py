@@ -21,14 +21,14 @@ DRAWS = 600
 #: A denser curve is averaged into this many bins of equal width. The scatter inside a bin still
 #: counts, so little is lost as long as the curve is straight within a bin.
 BINS = 50
-#: Where constraints on the whole curve are checked, as shares of the budget.
-CHECKED = np.array([0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0])
 
 
 class Curves(Protocol):
     """A prior over curves on shares of the budget, as a function of independent N(0, 1) numbers."""
 
     dimensions: int
+    #: Where the constraints of the prior are checked, as shares of the budget.
+    checked: Array
 
     def values(self, z: Array, share: Array) -> Array:
         """The curves: (draws, len(share))."""
@@ -37,7 +37,7 @@ class Curves(Protocol):
         """sd of one evaluation: (draws,)."""
 
     def allowed(self, values: Array) -> Array:
-        """Whether each curve, given at CHECKED, keeps the constraints of the prior."""
+        """Whether each curve, given at `checked`, keeps the constraints of the prior."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ def fit_curves(curves: Curves, budget: Mapping[str, float]) -> Method:
     run, by its name."""
     rng = np.random.default_rng(0)
     prior = prior_draws(
-        lambda z: curves.allowed(curves.values(z, CHECKED)), DRAWS, curves.dimensions, rng
+        lambda z: curves.allowed(curves.values(z, curves.checked)), DRAWS, curves.dimensions, rng
     )
 
     def fit_posterior(w: Window) -> Fit:
         end = budget[w.run.name]
         points = Points.from_run(w.inside)
-        shares = np.concatenate([points.compute / end, CHECKED])
+        shares = np.concatenate([points.compute / end, curves.checked])
         n = len(points.compute)
 
         def log_likelihood(z: Array) -> Array:
