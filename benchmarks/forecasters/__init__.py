@@ -31,11 +31,11 @@ def forecasters(runs: Iterable[Run]) -> dict[str, Forecaster]:
     budget = {run.name: float(run.compute[-1]) for run in runs}
     methods: dict[str, Method] = {
         "pow3, bootstrap": fit_bootstrap,
-        "Domhan ensemble": fit_curves(Domhan(), budget),
         "LC-PFN's prior": fit_curves(LcPfn(), budget),
         "FT-PFN's prior": fit_curves(FtPfn(), budget),
         "freeze-thaw GP": fit_process(FreezeThaw()),
         "power-law GP": fit_process(PowerLawProcess()),
+        "Domhan ensemble": fit_curves(Domhan(), budget),
     }
     return {name: _forecaster(name, method) for name, method in methods.items()}
 
