@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from backtest import OURS, cluster, read
+from backtest import OURS, REFERENCE, cluster, read
 from forecasters import forecasters
 from record import save
+from scalerl import Run
 from scalerl.curves.backtest import METHODS, BacktestResult, BacktestScore, backtest
 from scalerl.report.progress import ProgressBar
 
@@ -36,6 +37,22 @@ FIGURES: dict[str, Callable[[BacktestScore, BacktestScore], float]] = {
     "behind": lambda mine, ours: mine.crps - ours.crps,
     "better": lambda mine, ours: mine.crps < ours.crps,
 }
+
+
+#: Situations in which the models differ most, known when the forecast is made: (our score, that of
+#: "no change", number of points seen) -> whether a task is one of them.
+SITUATIONS: dict[str, Callable[[BacktestScore, BacktestScore, int], bool]] = {
+    "our alarm is on": lambda ours, last, n: ours.alarm,
+    "at most 10 points, we expect a rise of .03 or more": lambda ours, last, n: (
+        n <= 10 and ours.median - last.median >= 0.03
+    ),
+    "at most 10 points, we expect less": lambda ours, last, n: (
+        n <= 10 and ours.median - last.median < 0.03
+    ),
+    "more than 40 points": lambda ours, last, n: n > 40,
+}
+#: Classes that the situations are taken from: the noise controls are left out.
+REAL = ("healthy", "flat", "declining", "training")
 
 
 def by_run(score: BacktestScore) -> str:
@@ -58,13 +75,14 @@ def resampled(values: np.ndarray, groups: Sequence[str]) -> dict[str, list[float
     return dict(zip(FIGURES, ends.tolist(), strict=True))
 
 
-def summary(scores: Sequence[BacktestScore]) -> list[dict[str, Any]]:
-    """One row a class and method. `behind` is the CRPS minus that of ours, `better` the share of
-    tasks with a smaller CRPS than ours."""
+def summary(scores: Sequence[BacktestScore], name: str = "") -> list[dict[str, Any]]:
+    """One row a class (or the given name) and method. `behind` is the CRPS minus that of ours,
+    `better` the share of tasks with a smaller CRPS than ours, `below` the share of outcomes below
+    the median."""
     ours = {(s.run, s.fraction): s for s in scores if s.method == OURS}
     rows: dict[tuple[str, str], list[BacktestScore]] = defaultdict(list)
     for s in scores:
-        rows[s.run_class, s.method].append(s)
+        rows[name or s.run_class, s.method].append(s)
     out = []
     for (kind, method), found in rows.items():
         pairs = [(s, ours[s.run, s.fraction]) for s in found]
@@ -72,21 +90,41 @@ def summary(scores: Sequence[BacktestScore]) -> list[dict[str, Any]]:
         groups = {name: [key(s) for s in found] for name, key in
                   (("runs", by_run), ("sources", by_source))}  # fmt: skip
         out.append({
-            "run_class": kind,
+            "situation" if name else "run_class": kind,
             "method": method,
             "tasks": len(found),
             **{name: len(set(keys)) for name, keys in groups.items()},
             **dict(zip(FIGURES, values.mean(axis=0).tolist(), strict=True)),
             "width90": float(np.mean([s.width90 for s in found])),
             "bias": float(np.mean([s.median - s.truth for s in found])),
+            "below": float(np.mean([s.truth < s.median for s in found])),
             **{f"intervals_by_{name}": resampled(values, keys) for name, keys in groups.items()},
         })  # fmt: skip
     return out
 
 
-def measured(folders: Sequence[Path], file: Path | None) -> tuple[list[BacktestScore], Any]:
+def situations(runs: Sequence[Run], scores: Sequence[BacktestScore]) -> list[dict[str, Any]]:
+    """The summary of the tasks of each situation."""
+    compute = {run.name: run.compute for run in runs}
+    tasks: dict[tuple[str, float], dict[str, BacktestScore]] = defaultdict(dict)
+    for s in scores:
+        if s.run_class in REAL:
+            tasks[s.run, s.fraction][s.method] = s
+    rows = []
+    for name, applies in SITUATIONS.items():
+        chosen = []
+        for (run, fraction), found in tasks.items():
+            seen = int((compute[run] <= fraction * compute[run][-1]).sum())
+            if applies(found[OURS], found[REFERENCE], seen):
+                chosen += found.values()
+        rows += summary(chosen, name)
+    return rows
+
+
+def measured(
+    runs: Sequence[Run], kinds: dict[str, str], file: Path | None
+) -> tuple[list[BacktestScore], dict[str, float]]:
     """The score of every method on every task, and CPU milliseconds a task by method."""
-    runs, kinds = read(folders)
     methods = METHODS | forecasters(runs)
     known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     with ProgressBar("back-testing") as tick:
@@ -104,11 +142,13 @@ def measured(folders: Sequence[Path], file: Path | None) -> tuple[list[BacktestS
 
 
 def main(folders: Sequence[Path], scores_file: Path | None) -> None:
-    scores, cost = measured(folders, scores_file)
+    runs, kinds = read(folders)
+    scores, cost = measured(runs, kinds, scores_file)
     fractions = BacktestResult(tuple(scores), ()).summary("run_class", "fraction")
     kept = ("run_class", "fraction", "method", "tasks", "crps", "cover50", "cover90", "width90")
     result = {
         "by_class": summary(scores),
+        "by_situation": situations(runs, scores),
         "by_class_and_fraction": [{k: row[k] for k in kept} for row in fractions],
         "cpu_milliseconds_a_task": cost,
     }

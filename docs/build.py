@@ -139,6 +139,19 @@ def rivals_behind() -> str:
     return markdown(["CRPS minus ours", *RIVAL_CLASSES], body)
 
 
+def rivals_where() -> str:
+    """CRPS by situation, with the share of outcomes below the median."""
+    rows = result("rivals")["by_situation"]
+    by = {(r["method"], r["situation"]): r for r in rows}
+    kinds = list(dict.fromkeys(r["situation"] for r in rows))
+    body = [
+        [m, *(f"{by[m, k]['crps']:.4f} ({by[m, k]['below']:.2f})" for k in kinds)]
+        for m in dict.fromkeys(r["method"] for r in rows)
+    ]
+    counts = [f"{k}: {by['scalerl', k]['tasks']}" for k in kinds]
+    return markdown(["CRPS (outcome below the median)", *counts], body)
+
+
 def backtest_least() -> str:
     from scalerl.curves.backtest import MIN_RUN
 
@@ -721,6 +734,7 @@ TABLES: dict[str, Callable[[], str]] = {
         backtest_rivals,
         rivals_scores,
         rivals_behind,
+        rivals_where,
         backtest_least,
         backtest_methods,
         backtest_windows,

@@ -34,6 +34,8 @@ class LcPfn:
     [0, 1]."""
 
     dimensions = 13
+    draws = 600
+    moves = 20
     # Denser at the beginning, where most of these curves rise.
     checked = np.array([0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0])
 
@@ -72,6 +74,10 @@ class Domhan:
 
     #: 11 weights, 2 common levels, 10 final and 6 first levels, 19 rates and exponents, the noise.
     dimensions = 49
+    # Few, since a draw costs eleven families. On 99 tasks with 600 draws, 20 and 60 moves made the
+    # CRPS 4 and 7 % smaller than 6 did.
+    draws = 300
+    moves = 10
     checked = np.array([0.0, 1.0])
 
     def values(self, z: Array, share: Array) -> Array:

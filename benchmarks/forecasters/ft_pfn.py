@@ -43,6 +43,8 @@ class FtPfn:
 
     #: Y_0 and Y_max 3, Y_inf 1, weights 4, exponents 4, x_sat 5, share left 4, speeds 4, noise 1.
     dimensions = 26
+    draws = 300
+    moves = 8
     checked = np.array([1.0])
 
     def values(self, z: Array, share: Array) -> Array:

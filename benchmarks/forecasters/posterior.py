@@ -16,8 +16,6 @@ from scalerl.curves.prediction import Predictive
 from scalerl.curves.result import Fit, Window
 from scalerl.runs.record import Run
 
-#: Posterior draws.
-DRAWS = 600
 #: A denser curve is averaged into this many bins of equal width. The scatter inside a bin still
 #: counts, so little is lost as long as the curve is straight within a bin.
 BINS = 50
@@ -27,6 +25,10 @@ class Curves(Protocol):
     """A prior over curves on shares of the budget, as a function of independent N(0, 1) numbers."""
 
     dimensions: int
+    #: Posterior draws.
+    draws: int
+    #: Metropolis moves of a step of the sampler.
+    moves: int
     #: Where the constraints of the prior are checked, as shares of the budget.
     checked: Array
 
@@ -90,7 +92,10 @@ def fit_curves(curves: Curves, budget: Mapping[str, float]) -> Method:
     run, by its name."""
     rng = np.random.default_rng(0)
     prior = prior_draws(
-        lambda z: curves.allowed(curves.values(z, curves.checked)), DRAWS, curves.dimensions, rng
+        lambda z: curves.allowed(curves.values(z, curves.checked)),
+        curves.draws,
+        curves.dimensions,
+        rng,
     )
 
     def fit_posterior(w: Window) -> Fit:
@@ -104,7 +109,7 @@ def fit_curves(curves: Curves, budget: Mapping[str, float]) -> Method:
             found = points.log_likelihood(values[:, :n], curves.noise(z))
             return np.where(curves.allowed(values[:, n:]), found, -np.inf)
 
-        z = sample(log_likelihood, prior, np.random.default_rng(w.seed))
+        z = sample(log_likelihood, prior, np.random.default_rng(w.seed), curves.moves)
         predictive = CurvesPredictive(curves, z, end)
         return w.build(predictive, {}, np.median(predictive.levels(w.inside.compute), axis=0), None)
 

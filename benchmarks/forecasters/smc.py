@@ -13,8 +13,6 @@ from scalerl.curves.formula import Array
 
 #: Share of the particles that stay effective in a step: more is slower, fewer lose modes.
 EFFECTIVE = 0.5
-#: Metropolis moves after every step, and twice as many at the end.
-MOVES = 20
 #: Shares of the coordinates that a move changes.
 SHARES = (0.1, 0.3, 1.0)
 #: Moves accept about this often at their best size, in tens of dimensions.
@@ -24,10 +22,14 @@ TRIES = 400
 
 
 def sample(
-    log_likelihood: Callable[[Array], Array], prior: Array, rng: np.random.Generator
+    log_likelihood: Callable[[Array], Array],
+    prior: Array,
+    rng: np.random.Generator,
+    moves: int = 20,
 ) -> Array:
-    """Posterior draws (particles, dimensions), from as many draws of the prior. A draw outside the
-    model's constraints has the log likelihood -inf."""
+    """Posterior draws (particles, dimensions), from as many draws of the prior, with so many
+    Metropolis moves after every step and twice as many at the end. A draw outside the model's
+    constraints has the log likelihood -inf."""
     z = prior.copy()
     found = log_likelihood(z)
     heat, size = 0.0, 1.0
@@ -36,7 +38,7 @@ def sample(
         heat = 1.0 if rise >= 1.0 - heat else heat + rise
         keep = _resample(rise * (found - found.max()), rng)
         z, found = z[keep], found[keep]
-        for _ in range(MOVES if heat < 1.0 else 2 * MOVES):
+        for _ in range(moves if heat < 1.0 else 2 * moves):
             size *= _move(z, found, heat, size, log_likelihood, rng)
     return z
 
