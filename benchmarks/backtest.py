@@ -1,19 +1,18 @@
-"""The back-test on folders of real curves: per class, window and source, with intervals clustered
-by run, and on disturbed copies of the curves as a guard against constants that only fit these
-files.
+"""The back-test on folders of real curves: how often the alarm is on, and how forecasts fare on
+disturbed copies of the curves, as a guard against constants that only fit these files.
 
-python benchmarks/backtest.py DIR [DIR ...]     some ten minutes on two folders
+python benchmarks/backtest.py DIR [DIR ...]     some three minutes on one core
 
-DIR holds runs.csv and index.csv (run_id, cls), and may hold runs_alt_x.csv (other axes of the same
-runs) and runs_train_reward.csv. Only error figures are written down, never the curves.
+DIR holds runs.csv and index.csv (run_id, cls), and may hold runs_train_reward.csv. Only error
+figures are written down, never the curves. The errors by class, with the priors learned without
+each source, are those of calibration.py.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from record import save
 from scalerl import Run, load_runs
 from scalerl.curves.alarm import alarm_history
-from scalerl.curves.backtest import BacktestResult, BacktestScore, backtest
+from scalerl.curves.backtest import backtest
 from scalerl.report.progress import ProgressBar
 
 #: Sources that only have a training reward of a few samples: noise controls, reported apart.
@@ -31,7 +30,6 @@ CLASSES = {"decline": "declining", "collapse": "declining", "declining": "declin
            "flat": "flat", "train_reward": "training"}  # fmt: skip
 #: Sources whose run names end in the evaluation set: curves of one run are not independent.
 MANY_SETS = ("guru", "cse579")
-RESAMPLES = 1000
 OURS, REFERENCE = "scalerl", "no change"
 
 
@@ -74,38 +72,6 @@ DISTURBED: dict[str, Callable[[Run, np.random.Generator], Run]] = {
 }
 
 
-def intervals(scores: Iterable[BacktestScore]) -> dict[str, list[float]]:
-    """90 % intervals of our CRPS, skill and coverage, with whole runs resampled."""
-    pairs: dict[tuple[str, float], dict[str, BacktestScore]] = defaultdict(dict)
-    for s in scores:
-        pairs[s.run, s.fraction][s.method] = s
-    both = [p for p in pairs.values() if OURS in p and REFERENCE in p]
-    groups: dict[str, list[int]] = defaultdict(list)
-    for i, p in enumerate(both):
-        groups[cluster(p[OURS].run)].append(i)
-    value = np.array([[p[OURS].crps, p[REFERENCE].crps, p[OURS].in90] for p in both])
-    sums = np.array([[*value[rows].sum(axis=0), len(rows)] for rows in groups.values()])
-    rng = np.random.default_rng(0)
-    drawn = sums[rng.integers(len(sums), size=(RESAMPLES, len(sums)))].sum(axis=1)
-    found = {
-        "crps": drawn[:, 0] / drawn[:, 3],
-        "skill": 1.0 - drawn[:, 0] / drawn[:, 1],
-        "cover90": drawn[:, 2] / drawn[:, 3],
-    }
-    return {k: [float(q) for q in np.quantile(v, [0.05, 0.95])] for k, v in found.items()}
-
-
-def by_class(result: BacktestResult) -> list[dict[str, object]]:
-    """One row a class and method; ours with its intervals."""
-    rows: list[dict[str, object]] = []
-    for row in result.summary("run_class"):
-        if row["method"] == OURS:
-            mine = [s for s in result.scores if s.run_class == row["run_class"]]
-            row = {**row, "intervals": intervals(mine), "runs": len({cluster(s.run) for s in mine})}
-        rows.append(row)
-    return rows
-
-
 def alarms(runs: Sequence[Run], kinds: dict[str, str]) -> list[dict[str, object]]:
     """Looks at the curves as they grew: how often the alarm is on, and in how many runs ever."""
     rows: list[dict[str, object]] = []
@@ -143,32 +109,8 @@ def read(folders: Sequence[Path]) -> tuple[list[Run], dict[str, str]]:
 
 def main(folders: Sequence[Path]) -> None:
     runs, kinds = read(folders)
-    with ProgressBar("back-testing") as tick:
-        steps = backtest(runs, classes=kinds, progress=tick)
-    result: dict[str, list[dict[str, object]]] = {
-        "by_class": by_class(steps),
-        "by_class_and_fraction": [
-            r for r in steps.summary("run_class", "fraction") if r["method"] == OURS
-        ],
-        "healthy_by_fraction": steps.summary("fraction", run_class="healthy"),
-        "healthy_by_source": [
-            r for r in steps.summary("source", run_class="healthy")
-            if r["method"] in (REFERENCE, "paper", "ensemble", OURS)
-        ],
-        "alarms": alarms(runs, kinds),
-    }  # fmt: skip
-    alt = [
-        r
-        for folder in folders
-        if (folder / "runs_alt_x.csv").exists()
-        for r in load_runs(str(folder / "runs_alt_x.csv"), group_by="source")
-        if kinds.get(r.name) == "healthy"
-    ]
-    for kind in sorted({r.x_kind for r in alt}):
-        tested = backtest([r for r in alt if r.x_kind == kind], classes=kinds)
-        result[f"axis_{kind}"] = tested.summary(run_class="healthy")
     healthy = [r for r in runs if kinds.get(r.name) == "healthy"]
-    disturbed = []
+    disturbed: list[dict[str, object]] = []
     with ProgressBar("on disturbed copies") as tick:
         for i, (name, change) in enumerate(DISTURBED.items()):
             rng = np.random.default_rng(0)
@@ -178,11 +120,11 @@ def main(folders: Sequence[Path]) -> None:
             (row,) = [r for r in changed.summary() if r["method"] == OURS]
             disturbed.append({"change": name, **row})
             tick((i + 1) / len(DISTURBED))
-    result["disturbed"] = disturbed
+    result = {"alarms": alarms(runs, kinds), "disturbed": disturbed}
     save("backtest", result)
-    for rows in ("by_class", "by_class_and_fraction", "healthy_by_fraction", "alarms", "disturbed"):
-        print(rows)
-        for row in result[rows]:
+    for title, rows in result.items():
+        print(title)
+        for row in rows:
             print("  ", {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
 
 

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def renamed_attributes(new_by_old: Mapping[str, str]) -> Callable[[Any, str], Any]:
-    """A `__getattr__` for a class that finds attributes under the names they had in version 0.1."""
+def renamed_attributes(
+    new_by_old: Mapping[str, str], until: str = "0.3"
+) -> Callable[[Any, str], Any]:
+    """A `__getattr__` for a class that finds attributes under the names they had in version 0.1;
+    the warning says that these work until version `until`."""
 
     def __getattr__(self: Any, name: str) -> Any:
         new, kind = new_by_old.get(name), type(self).__name__
         if new is None:
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         warnings.warn(
-            f"{kind}.{name} is now {kind}.{new}; the old name works until version 0.3",
+            f"{kind}.{name} is now {kind}.{new}; the old name works until version {until}",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -32,6 +32,7 @@ from scalerl.recipe.load import recipe_from
 from scalerl.runs import commands
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.importers.run_directory import AXIS_COLUMNS
+from scalerl.runs.interventions import interventions
 from scalerl.runs.lines import EpisodeLine, EvalLine, EventLine, StepLine
 from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
@@ -296,6 +297,8 @@ class RunAttempts:
         from scalerl.pipeline.crew import IrreplaceableWorkerLost, RenewableCrew
         from scalerl.pipeline.loop import Loop
 
+        events = self.store.read(EventLine)
+        self.curve.changed = tuple(step for step, _ in interventions(events))
         for line in self.store.read(EvalLine):
             self._add(line)
         checkpoint = self.checkpoint if step is not None else None
@@ -313,7 +316,7 @@ class RunAttempts:
                 checkpoint=checkpoint, stop_rule=self._evaluated,
             )  # fmt: skip
             # Events are never cut, unlike steps: they hold every loss since the beginning.
-            past = [event.lost_device_seconds or 0.0 for event in self.store.read(EventLine)]
+            past = [event.lost_device_seconds or 0.0 for event in events]
             loop.ledger.lost_device_seconds = sum(past)
             loop.recorder.notes = self.notes
             try:

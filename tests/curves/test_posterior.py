@@ -6,10 +6,11 @@ from simulate import PAPER, curve
 
 from scalerl.curves.formula import logistic
 from scalerl.curves.noise import bin_curve
-from scalerl.curves.posterior import Priors, cuts, fraction, sample_posterior, solve_cells
+from scalerl.curves.posterior import cuts, fraction, sample_posterior, solve_cells
+from scalerl.curves.priors import learned_priors
 from scalerl.curves.residual_process import EARLY_CLOCK_RATE, ResidualCovariance
 
-PRIORS = Priors()
+PRIORS = learned_priors("validation").window
 
 
 def window(n=25, end=20000.0, seed=0, with_zero=False):
@@ -123,7 +124,7 @@ def test_draws_have_the_mean_and_variance_of_importance_sampling():
     taus = points.scale * np.asarray(PRIORS.tau)
     starts = cuts(points, t_end, PRIORS)
     assert len(starts) > 1
-    cut_weight = np.array([PRIORS.no_cut_weight, *[PRIORS.cut_weight] * (len(starts) - 1)])
+    cut_weight = np.array([PRIORS.no_cut_weight, *[1.0] * (len(starts) - 1)])
     k = rng.choice(len(taus), n, p=PRIORS.tau_weight)
     cut = rng.choice(len(starts), n, p=cut_weight / cut_weight.sum())
     shape = rng.choice(PRIORS.shapes, n, p=PRIORS.shape_weight)
@@ -131,9 +132,11 @@ def test_draws_have_the_mean_and_variance_of_importance_sampling():
     log_b = rng.normal(np.log(PRIORS.b_median), PRIORS.b_log_sd, n)
     log_mid = rng.normal(t_end, PRIORS.mid_log_sd, n)
     s2 = PRIORS.nu0 / rng.chisquare(PRIORS.nu0, n)
-    level = float(np.clip(points.level + PRIORS.a_step, 0, 1))
+    gained = max(points.level - points.score[0], 0.0)
+    level = min(points.level + PRIORS.a_step + PRIORS.a_share * gained, 1.0)
     r0 = rng.normal(points.score[0], PRIORS.r0_sd * np.sqrt(s2))
-    a = np.where(flat, r0, rng.normal(level, PRIORS.a_sd * np.sqrt(s2)))
+    a_sd = PRIORS.a_sd + PRIORS.a_sd_share * gained
+    a = np.where(flat, r0, rng.normal(level, a_sd * np.sqrt(s2)))
     low = min(points.t[0], t_end - PRIORS.mid_below) - PRIORS.mid_margin
     ok = (r0 >= 0) & (r0 <= a) & (a <= 1)
     ok &= (log_b > np.log(0.25)) & (log_b < np.log(6))

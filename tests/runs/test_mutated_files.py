@@ -29,12 +29,13 @@ SWANLAB = "found/swanlab-0.10/run-20260101_000000-1/run-1.swanlab"
 OLD_SWANLAB = "found/swanlab-0.6/run-20260101_000000-1/backup.swanlab"
 #: Mutations of each fixture; 14,000 together.
 COUNTS = {
-    "long.csv": 1200, "metric-value.csv": 600, "percent.tsv": 800, "semicolon.csv": 800,
+    "long.csv": 900, "metric-value.csv": 600, "percent.tsv": 800, "semicolon.csv": 800,
     "wandb-export.csv": 800, "verl.jsonl": 600, "prime-rl.jsonl": 800, "records.json": 800,
-    "run-directories/seed-1/evals.jsonl": 700, STATE: 500, "history.parquet": 900,
+    "run-directories/seed-1/evals.jsonl": 700, STATE: 500, "history.parquet": 600,
     "trackio.db": 500, EVENTS: 400, TENSORS: 200, WANDB: 250, OLD_WANDB: 150,
     "found/conditions.csv": 500, "found/typed-rows.jsonl": 500, "found/by-step.json": 500,
     "found/console/verl.log": 500, "found/console/trl.log": 500, "found/console/roll.log": 400,
+    "found/console/prime-rl.log": 300, "found/console/nemo-rl.log": 300,
     "found/mlflow.db": 300, "found/trainer_state_seed1.json": 200, SWANLAB: 300, OLD_SWANLAB: 300,
 }  # fmt: skip
 #: Formats whose damage is caught by checksums, so that no other number can come out of them.

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     for f in fits[:MAX_CURVES]:
         title = f"\n{terminal.wrap(f.name)}" if len(fits) > 1 else ""
         out.say(f"{title}\n{curve(f)}")
-        for line in (words.law_begins(f), *words.past_alarms(f)):
+        for line in (words.law_begins(f), words.breaks(f), *words.past_alarms(f)):
             if line:
                 out.say(terminal.wrap(line))
         if id(f) in planned.needs:

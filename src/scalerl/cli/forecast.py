@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> None:
 
     out = ExplainedOutput(args)
     out.say(terminal.forecast_table(forecasts))
+    for line in dict.fromkeys(filter(None, map(words.breaks, fits))):
+        out.say(terminal.wrap(line))
     for a, b, c, p in win_chances:
         out.say(terminal.wrap(f"{a} beats {b} at {words.compute(c)} with probability {p:.2f}"))
     notes.print_columns([f.run for f in fits])

@@ -110,6 +110,15 @@ def add_sources(command: argparse.ArgumentParser) -> None:
         help="score column; an error rate is read as 1 minus it; or an expression: '1 - val_error'",
     )
     pick.add_argument(
+        "--event",
+        action="append",
+        default=[],
+        type=amount,
+        metavar="C",
+        help="compute at which the run was changed (data, learning rate, a restart): 300, or "
+        "300steps; points before it do not fix the level; may be repeated",
+    )
+    pick.add_argument(
         "--n-eval", metavar="NAME|N", help="samples behind each score: a column or a number"
     )
     pick.add_argument(
@@ -228,6 +237,7 @@ def load(args: argparse.Namespace, group_by: str | None = None) -> list[Run]:
         scale=_number_or_name(args.scale),
         gpus=args.gpus,
         seconds_per_step=args.seconds_per_step,
+        events=args.event,
     )
 
 

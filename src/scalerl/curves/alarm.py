@@ -6,6 +6,7 @@ of its simulated futures start from its present level and keep falling, stay or 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,14 +134,23 @@ class AlarmSpan:
         return asdict(self)
 
 
-def alarm_history(compute: Array, score: Array, n_eval: Array | None) -> tuple[AlarmSpan, ...]:
+def alarm_history(
+    compute: Array, score: Array, n_eval: Array | None, breaks: Sequence[float] = ()
+) -> tuple[AlarmSpan, ...]:
     """Every time the alarm was on while the curve grew, including alarms that were cleared later.
+    A break (`Run.breaks`) clears an alarm, and scores from before it are no longer compared with.
 
     >>> c = np.arange(1.0, 31.0)
     >>> dip = np.where((c > 15) & (c < 20), 0.2, 0.5) + 0.004 * (-1) ** np.arange(30)
     >>> alarm_history(c, dip, None)
     (AlarmSpan(raised=16.0, cleared=22.0),)
     """
+    if breaks:
+        before = compute <= breaks[0]
+        sizes = (None, None) if n_eval is None else (n_eval[before], n_eval[~before])
+        first = alarm_history(compute[before], score[before], sizes[0])
+        closed = tuple(AlarmSpan(s.raised, s.cleared or float(breaks[0])) for s in first)
+        return closed + alarm_history(compute[~before], score[~before], sizes[1], breaks[1:])
     spans: list[AlarmSpan] = []
     n = len(score)
     ends = np.unique(np.linspace(min(FIRST_LOOK, n), n, min(MAX_LOOKS, n)).round().astype(int))

@@ -19,8 +19,9 @@ import numpy as np
 
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array
+from scalerl.curves.identified import IDENTIFIED_WIDTH
 from scalerl.curves.paths import law_error
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit
+from scalerl.curves.result import Fit
 from scalerl.curves.shared_prior import FamilyPrior, RunPrior
 from scalerl.runs.record import Run
 
@@ -165,6 +166,7 @@ def pooled(name: str, fits: Sequence[Fit]) -> Run:
         score=np.concatenate([p.score for p in parts])[order],
         n_eval=np.concatenate(sizes)[order] if len(sizes) == len(parts) else None,
         signs={},  # side metrics of different runs do not make one series
+        breaks=tuple(sorted({b for p in parts for b in p.breaks})),
     )
 
 

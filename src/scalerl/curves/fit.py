@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.curves import paper
+from scalerl.curves.breaks import suspected_break
 from scalerl.curves.formula import Array
 from scalerl.curves.laws import LAWS, Law
+from scalerl.curves.priors import CurvePriors
 from scalerl.curves.result import Fit, R0Choice, Window
 from scalerl.errors import InputError
 from scalerl.runs.record import ComputeKind, Run
@@ -33,11 +35,13 @@ def fit(
     level: float = 0.9,
     lo: float | None = None,
     hi: float | None = None,
+    breaks: Iterable[float] = (),
     name: str = "run",
     x_kind: ComputeKind = "unknown",
     a_grid: npt.ArrayLike | None = None,
     mid_grid: npt.ArrayLike | None = None,
     progress: Callable[[float], None] | None = None,
+    priors: CurvePriors | None = None,
 ) -> Fit:
     """Fit a law to one run: `fit(run)`, or `fit(compute, score, n_eval)` with plain arrays.
 
@@ -50,7 +54,10 @@ def fit(
             C = 0 where there is one (method "paper": what the source states, or that evaluation,
             or first)
     lo, hi  use only the points with lo <= compute <= hi
+    breaks  amounts of compute at which the run was changed, beside `Run.breaks`: points before one
+            inform about the shape and noise of the curve, but do not fix its level
     a_grid, mid_grid   the grids of method "paper", else the paper's own or rescaled ones
+    priors  other priors of method "posterior" than the learned ones (`curves/priors.py`)
 
     >>> import numpy as np
     >>> c = np.linspace(500, 60000, 40)
@@ -59,6 +66,7 @@ def fit(
     0.65
     """
     run = compute if isinstance(compute, Run) else _as_run(compute, score, n_eval, name, x_kind)
+    run = run.with_breaks([*run.breaks, *breaks])
     _check_options(r0, level)
     chosen = law if isinstance(law, Law) else LAWS[law]
     used = next(iter(chosen.methods)) if method is None else method
@@ -75,10 +83,22 @@ def fit(
                 f"points below {lo:g} GPU-hours left out, as in the paper (--from 0 keeps them)"
             )
     inside = run.window(lo, hi)
+    if inside.breaks and used != "posterior":
+        notes.append(
+            f"the {chosen.title} ({used}) does not re-base at {inside.breaks[-1]:g}, where the run "
+            f"was changed: --from {inside.breaks[-1]:g} leaves out the points before"
+        )
     if inside.n_eval is not None:
         inside = inside.replace(n_eval=_known_sizes(inside.n_eval))
     _check_points(inside, run, lo, hi)
-    window = Window(run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress)
+    if used == "posterior" and (jump := suspected_break(inside)) is not None:
+        notes.append(
+            f"the curve jumps by {jump.height:+.2f} near {jump.at:g}: if something was changed "
+            f"there, --event {jump.at:g} fits what came before without its level"
+        )
+    window = Window(
+        run, inside, chosen, used, level, r0, tuple(notes), a_grid, mid_grid, progress, priors
+    )
     return chosen.methods[used](window)
 
 
@@ -168,7 +188,9 @@ def _check_points(inside: Run, run: Run, lo: float | None, hi: float | None) -> 
     if len(run):
         where = f" (the run has {len(run)}, at {run.compute[0]:g} to {run.compute[-1]:g})"
     window = "" if lo is None and hi is None else " in this window"
+    more = next(iter(run.training_scores.items()), None)
+    also = f"; or fit its {more[1]} training scores: --y {more[0]}" if more else ""
     raise InputError(
         f"run {run.name!r} has {len(inside)} points{window}{where}: a fit needs at least "
-        f"{MIN_POINTS}; evaluate more often or widen --from/--to"
+        f"{MIN_POINTS}; evaluate more often or widen --from/--to{also}"
     )

@@ -155,14 +155,27 @@ class Forecast:
     #: None where the window holds the last evaluation.
     measured: Measured | None = None
 
+    @property
+    def if_healthy(self) -> Prediction:
+        """`at`, given that the run does not fall."""
+        return self.fit.predict(self.at.compute, healthy=True)
+
+    @property
+    def fall_probability(self) -> float | None:
+        """Probability of a fall before the last of `at`; None for laws that know no falls."""
+        return self.fit.fall_probability(float(self.at.compute.max()))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.at.to_dict(),
+            "if_healthy": self.if_healthy.to_dict()["at"],
+            "fall_probability": self.fall_probability,
             "x": self.fit.run.x_kind,
             "x_name": self.fit.run.x_name,
             "y_name": self.fit.run.y_name,
             "identified": self.fit.identified,
             "score_kind": self.fit.run.score_kind,
+            "breaks": list(self.fit.points.breaks),
             "notes": list(self.fit.run.notes),
             "targets": [t.to_dict() for t in self.targets],
             "next_doubling": self.next_doubling.to_dict(),

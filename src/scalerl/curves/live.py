@@ -73,6 +73,8 @@ class LiveCurve:
     name: str = "run"
     #: Called with the text of a warning, once per topic; by default this module's logger.
     warn: Callable[[str], None] = log.warning
+    #: Steps at which the run was changed (`Run.breaks`).
+    changed: tuple[int, ...] = ()
     _points: dict[int, _Point] = field(default_factory=dict, init=False)
     _warned: set[str] = field(default_factory=set, init=False)
 
@@ -107,6 +109,7 @@ class LiveCurve:
         by_compute = {p.compute: p for p in self._points.values()}
         points = [by_compute[c] for c in sorted(by_compute)]
         sizes = [self.n_eval if p.n_eval is None else p.n_eval for p in points]
+        before = [[p.compute for s, p in self._points.items() if s <= at] for at in self.changed]
         n_eval = None
         if any(size is not None for size in sizes):
             n_eval = np.array([np.nan if size is None else float(size) for size in sizes])
@@ -118,7 +121,7 @@ class LiveCurve:
             x_name=self.x_kind,
             y_name=self.metric,
             n_eval=n_eval,
-        )
+        ).with_breaks(max(each) for each in before if each)
 
     def add(self, step: int, compute: float, value: Any, n_eval: int | None = None) -> bool:
         """Add a point; False if it has no finite value. `n_eval` is the number of samples behind

@@ -10,7 +10,8 @@ neighbouring scores is given VIF times (less for small m) the variance of m inde
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
@@ -35,6 +36,10 @@ WEIGHT_RANGE = (0.01, 100.0)
 #: A score this many standard deviations away from neighbours that agree with each other counts as a
 #: failed evaluation: its variance is raised until the distance is plausible.
 OUTLIER_SD = 6.0
+#: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
+#: or with fewer digits. Evaluations are often at round shares of the compute, as the cuts are:
+#: without the tolerance, rounding would decide on which side of a cut or a break a point lies.
+SAME_LOG_COMPUTE = 1e-3
 #: Median of a chi-square variable with one degree of freedom.
 CHI2_MEDIAN = 0.455
 
@@ -127,12 +132,18 @@ class BinnedCurve:
     rise: float
     #: Size that residuals scale with: the rise, but at least 0.1.
     scale: float
+    #: ln C of the breaks (`Run.breaks`), ascending: points up to one of them lie before it.
+    breaks: Array = field(default_factory=lambda: np.empty(0))
 
 
-def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve:
+def bin_curve(
+    compute: Array, score: Array, n_eval: Array | None, breaks: Sequence[float] = ()
+) -> BinnedCurve:
     """Sorted points with C >= 0 as a binned curve. An evaluation at C = 0 is put one halving before
-    the first other one, since ln 0 has no place on the axis."""
-    variance = score_variance(score, n_eval)
+    the first other one, since ln 0 has no place on the axis. Jumps at the `breaks` count neither as
+    noise nor as rise."""
+    at = np.log(np.asarray(breaks, dtype=np.float64))
+    variance = score_variance(without_jumps(np.log(np.maximum(compute, 1e-300)), score, at), n_eval)
     weight = _weights(score, n_eval)
     positive = compute > 0
     t = np.log(np.where(positive, compute, 1.0))
@@ -141,8 +152,8 @@ def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve
     weight = 1.0 / relative
     at_zero = ~positive
     if len(t) > MAX_BINS:
-        t, y, relative, at_zero = _bins(t, y, weight, at_zero)
-    top = np.sort(y)
+        t, y, relative, at_zero = _bins(t, y, weight, at_zero, at)
+    top = np.sort(without_jumps(t, y, at))
     rise = float(top[-2:].mean() - top[:2].mean()) if len(top) > 1 else 0.0
     return BinnedCurve(
         t=t,
@@ -150,10 +161,40 @@ def bin_curve(compute: Array, score: Array, n_eval: Array | None) -> BinnedCurve
         variance=variance * relative,
         at_zero=at_zero,
         score_variance=variance,
-        level=float(score[-tail_length(len(score)) :].mean()),
+        level=float(score[-last_points(compute, breaks) :].mean()),
         rise=rise,
         scale=max(rise, 0.1),
+        breaks=at,
     )
+
+
+def last_points(compute: Array, breaks: Sequence[float]) -> int:
+    """Number of last points that make up the present level: none from before the last break."""
+    after = len(compute) if not len(breaks) else int((compute > breaks[-1]).sum())
+    return min(tail_length(len(compute)), max(after, 1))
+
+
+def without_jumps(t: Array, score: Array, breaks: Array) -> Array:
+    """The scores with those before each break (ln C) shifted, so that they join those after it: by
+    the means of the two points on either side.
+
+    >>> t = np.arange(6.0)
+    >>> without_jumps(t, np.array([0.1, 0.1, 0.1, 0.4, 0.4, 0.5]), np.array([2.0])).tolist()
+    [0.4, 0.4, 0.4, 0.4, 0.4, 0.5]
+    """
+    joined = score.copy()
+    for at in breaks:
+        i = int(is_before(t, at).sum())
+        if 0 < i < len(score):
+            joined[:i] += joined[i : i + 2].mean() - joined[max(i - 2, 0) : i].mean()
+    return joined
+
+
+def is_before(t: Array, break_: Array | float) -> Flags:
+    """Whether a point lies before a break, both in ln C: at the break is before it, because the
+    weights that were evaluated there were trained without the change."""
+    # A break may be given in another unit, with fewer digits.
+    return np.asarray(t <= break_ + SAME_LOG_COMPUTE)
 
 
 def _outlier_variance(score: Array, variance: float) -> Array:
@@ -175,7 +216,9 @@ def _outlier_variance(score: Array, variance: float) -> Array:
     return need
 
 
-def _bins(t: Array, y: Array, weight: Array, at_zero: Flags) -> tuple[Array, Array, Array, Flags]:
+def _bins(
+    t: Array, y: Array, weight: Array, at_zero: Flags, breaks: Array
+) -> tuple[Array, Array, Array, Flags]:
     """Weighted means of t and y in bins of ln C, the variance of each in units of one score's, and
     which are at C = 0 (these are kept apart)."""
     inner, w = t[~at_zero], weight[~at_zero]
@@ -183,14 +226,16 @@ def _bins(t: Array, y: Array, weight: Array, at_zero: Flags) -> tuple[Array, Arr
     # A point at an edge belongs to the later bin, whatever the last digits of its compute are.
     edges -= 1e-3 * (edges[1] - edges[0])
     index = np.clip(np.searchsorted(edges, inner, side="right") - 1, 0, MAX_BINS - 1)
-    count = np.bincount(index, minlength=MAX_BINS)
-    used = count > 0
-    total = np.bincount(index, w, MAX_BINS)[used]
-    m = count[used]
+    # A bin that holds a break is two bins. Numbered anew, since `index` is ascending.
+    for at in breaks:
+        index += ~is_before(inner, at)
+    index = np.cumsum(np.diff(index, prepend=index[0]) > 0)
+    count = np.bincount(index)
+    total = np.bincount(index, w)
     zeros = int(at_zero.sum())
     return (
-        np.concatenate([t[at_zero], np.bincount(index, inner * w, MAX_BINS)[used] / total]),
-        np.concatenate([y[at_zero], np.bincount(index, y[~at_zero] * w, MAX_BINS)[used] / total]),
-        np.concatenate([1.0 / weight[at_zero], mean_variance(m) * m / total]),
-        np.concatenate([np.ones(zeros, dtype=bool), np.zeros(len(m), dtype=bool)]),
+        np.concatenate([t[at_zero], np.bincount(index, inner * w) / total]),
+        np.concatenate([y[at_zero], np.bincount(index, y[~at_zero] * w) / total]),
+        np.concatenate([1.0 / weight[at_zero], mean_variance(count) * count / total]),
+        np.concatenate([np.ones(zeros, dtype=bool), np.zeros(len(count), dtype=bool)]),
     )

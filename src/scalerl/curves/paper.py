@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curves.formula import Array, Sigmoid, log_compute, logistic
+from scalerl.curves.identified import IDENTIFIED_WIDTH
 from scalerl.curves.prediction import PointPredictive, normal_quantiles, tails
-from scalerl.curves.result import IDENTIFIED_WIDTH, Fit, Window
+from scalerl.curves.result import Fit, Window
 from scalerl.errors import InputError
 
 #: Compute below which the paper leaves points out, in GPU-hours.

@@ -18,6 +18,7 @@ import numpy as np
 from scalerl.curves.alarm import Fall
 from scalerl.curves.formula import Array, Flags, IntArray
 from scalerl.curves.posterior import Posterior
+from scalerl.curves.priors import FuturePriors
 
 #: Seed of the law's error, which all runs share. Any number would do; changing it would change
 #: every published interval in its last digits.
@@ -26,38 +27,14 @@ LAW_ERROR_SEED = 20251015
 GAIN_HORIZON = 0.7
 #: The law's error grows like sqrt(d) up to this many GAIN_HORIZON, and no further.
 MAX_GAIN_HORIZONS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class FuturePriors:
-    """How a run may depart from its law after the window.
-
-    The values were back-tested (docs/explanation/calibration.md); the objective is flat around
-    them, so they are round numbers."""
-
-    #: sd of ln g, the log error of the law's remaining gain, after one doubling of compute.
-    gain_sd: float = 0.3
-    #: Rate per unit of ln C at which the present departure from the law fades.
-    reversion: float = 0.3
-    #: Probability that the walk is rougher than inside the window.
-    jump_probability: float = 0.05
-    #: Factor on the sd of a rougher walk.
-    jump_size: float = 4.0
-    #: Rate per unit of ln C at which a healthy run begins to fall; its gain stops there. About one
-    #: evaluation curve in twenty declines by its end.
-    hazard: float = 0.08
-    #: Loss of a run that begins to fall: Exp(1) times this share of its rise per sqrt(ln C).
-    fall_speed: float = 0.2
-    #: Probability that a run without a gain takes off: by U(0, 1) (1 - level), over one ln C.
-    takeoff_probability: float = 0.05
-    #: Probability that a fall under way continues.
-    fall_continues: float = 0.4
-    #: Loss of a continued fall: Exp(1) times this share of the drop so far per sqrt(ln C).
-    continued_fall_speed: float = 0.8
-    #: Probability that a fall under way recovers, by U(0, 1) of the drop; otherwise it stays.
-    recovery_probability: float = 0.25
-    #: Rate per unit of ln C at which a recovery completes.
-    recovery_rate: float = 3.0
+#: Depths of falls, as shares of the level before: the loss is uniform between two of them.
+#: `FuturePriors.fall_weight` has the probability of each range.
+FALL_DEPTHS = (0.0, 0.08, 0.2, 0.5, 1.0)
+#: Rate per unit of ln C at which a fall completes: runs that fall do so within a few evaluations.
+FALL_RATE = 5.0
+#: ln C after which a plateau no longer raises the hazard of a fall: longer ones are too rare to
+#: learn from.
+MAX_PLATEAU = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +43,8 @@ class FutureScenarios:
 
     #: ln C ahead at which a healthy run begins to fall.
     onset: Array
-    #: Speed of that fall, in units of `fall_speed`.
-    speed: Array
+    #: Share of its level that it loses.
+    depth: Array
     #: Rise still to come in a flat run that takes off; 0 elsewhere.
     takeoff: Array
     #: True where the fall that was seen is real.
@@ -96,6 +73,8 @@ class FutureScenarios:
         takes_off = draws.flat & (rng.random(n) < priors.takeoff_probability)
         takeoff[takes_off] = (rng.random(n) * (1.0 - draws.a))[takes_off]
         onset, speed = rng.standard_exponential((2, n))
+        edges = np.concatenate([[0.0], np.cumsum(priors.fall_weight)])
+        depth = np.interp(rng.random(n) * edges[-1], edges, FALL_DEPTHS)
         fallen = np.zeros(n, dtype=bool)
         start, loss, recovery = np.zeros((3, n))
         if fall is not None:
@@ -106,8 +85,9 @@ class FutureScenarios:
             recovers = u > 1.0 - priors.recovery_probability
             loss = np.where(continues, priors.continued_fall_speed * drop * speed, 0.0)
             recovery = np.where(recovers, drop * rng.random(n), 0.0)
-        onset = onset / (hazard_factor * priors.hazard)
-        return FutureScenarios(onset, speed, takeoff, fallen, start, loss, recovery)
+        plateau = np.minimum(posterior.plateau, MAX_PLATEAU)
+        hazard = hazard_factor * (priors.hazard + priors.plateau_hazard * plateau)
+        return FutureScenarios(onset / hazard, depth, takeoff, fallen, start, loss, recovery)
 
     def healthy(self) -> FutureScenarios:
         """The same scenarios without falls."""
@@ -133,7 +113,8 @@ def ceiling(posterior: Posterior, scenarios: FutureScenarios, priors: FuturePrio
     to come, plus the present departure from the law. On long windows it is narrower than A."""
     now = posterior.draws.law(np.array([posterior.t_end]))[:, 0]
     g = np.exp(priors.gain_sd * np.sqrt(MAX_GAIN_HORIZONS) * law_error(len(now)))
-    heading = now + (posterior.draws.a - now) * g + posterior.u_end + scenarios.takeoff
+    heading = now + (posterior.draws.a - now) * g
+    heading += priors.ceiling_keeps * posterior.u_end + scenarios.takeoff
     return np.asarray(np.clip(heading, 0.0, 1.0))
 
 
@@ -150,7 +131,7 @@ def future_paths(
     joint=False draws W at each horizon by itself: W(d) = sqrt(d) z with one z per draw. Every
     column then has its exact distribution and does not depend on the other horizons, whereas the
     increments of a path do."""
-    draws, scale = posterior.draws, posterior.points.scale
+    draws = posterior.draws
     n = len(draws)
     # The law holds until the run begins to fall.
     healthy = np.minimum(d[None, :], scenarios.onset[:, None])
@@ -159,8 +140,8 @@ def future_paths(
     horizons = np.clip(healthy / GAIN_HORIZON, 0.0, MAX_GAIN_HORIZONS)
     gain *= np.exp(priors.gain_sd * np.sqrt(horizons) * law_error(n)[:, None])
     gain += scenarios.takeoff[:, None] * (1.0 - np.exp(-healthy))
-    gain -= priors.fall_speed * scale * scenarios.speed[:, None] * np.sqrt(d[None, :] - healthy)
     gain += now + posterior.u_end[:, None] * np.exp(-priors.reversion * d)
+    gain *= 1.0 - scenarios.depth[:, None] * (1.0 - np.exp(-FALL_RATE * (d[None, :] - healthy)))
 
     fallen = scenarios.start[:, None] - scenarios.loss[:, None] * np.sqrt(d)
     fallen += scenarios.recovery[:, None] * (1.0 - np.exp(-priors.recovery_rate * d))

@@ -17,72 +17,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray, log_compute, logistic
-from scalerl.curves.noise import BinnedCurve
+from scalerl.curves.noise import SAME_LOG_COMPUTE, BinnedCurve
+from scalerl.curves.priors import Priors
 from scalerl.curves.residual_process import ResidualCovariance
 
-
-@dataclass(frozen=True, slots=True)
-class Priors:
-    """Prior distributions of a learning curve's parameters.
-
-    The back-test objective is flat around these values (docs/explanation/calibration.md): they are
-    round numbers, not optima.
-    """
-
-    # ln B ~ N(ln b_median, b_log_sd): the paper's runs lie between 1.1 and 2.4.
-    b_median: float = 1.5
-    b_log_sd: float = 0.5
-    #: Range of B covered by the grid.
-    b_range: tuple[float, float] = (0.25, 6.0)
-    #: Grid cells in ln B; the second grid has as many over the part that holds the weight.
-    b_cells: int = 14
-    #: Shapes of the approach to the ceiling (`fraction`): the sigmoid, a sharper and a slower one.
-    shapes: tuple[float, ...] = (1.0, 0.5, 2.0)
-    #: Prior probability of each shape. Real curves hardly tell them apart.
-    shape_weight: tuple[float, ...] = (0.7, 0.1, 0.2)
-    #: Prior probability that no gain is under way (A = R_0). Less makes flat curves worse, more
-    #: misses training rewards that take off late.
-    flat_weight: float = 0.35
-    #: sd of ln(C_mid / last C), mean 0: half of the gain lies within a factor of 16 of the window's
-    #: end, before or after it.
-    mid_log_sd: float = 1.4
-    #: Grid cells in ln C_mid.
-    mid_cells: int = 32
-    # The grid in ln C_mid runs from mid_margin below the first point, or mid_below before the end
-    # of a short window, to mid_above after the end.
-    mid_below: float = 3.0
-    mid_margin: float = 0.5
-    mid_above: float = 3.5
-    #: sd of R_0 about the first score: wide, since the data fix it.
-    r0_sd: float = 0.5
-    # A ~ N(level now + a_step + a_share x gain so far, a_sd), truncated to 0 <= R_0 <= A <= 1. The
-    # share is for late risers: a curve that has risen is expected to rise further.
-    a_step: float = 0.05
-    a_share: float = 0.3
-    a_sd: float = 0.25
-    #: Sizes of the residual walk, tau, in units of the curve's rise.
-    tau: tuple[float, ...] = (0.006, 0.02, 0.06, 0.18)
-    #: Prior probability of each tau.
-    tau_weight: tuple[float, ...] = (0.1, 0.25, 0.35, 0.3)
-    #: Degrees of freedom of the inverse-gamma prior of s2, which has scale 1.
-    nu0: float = 6.0
-    #: Shares of the compute after which the law may begin.
-    cuts: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3)
-    #: Prior weight of each cut.
-    cut_weight: float = 0.1
-    #: Prior weight of no cut: the law begins at the first point.
-    no_cut_weight: float = 0.5
-    #: Fewest points that a cut must leave.
-    cut_leaves: int = 6
-    #: Size of the residual walk before the cut, in units of the rise: so rough that the points
-    #: there hardly affect the law.
-    rough: float = 0.3
-
-
-#: Two amounts of compute that differ by less than this in ln C are the same amount, in another unit
-#: or with fewer digits. Evaluations are often at round shares of the compute, as the cuts are:
-#: without the tolerance, rounding would decide on which side of a cut a point lies.
-SAME_LOG_COMPUTE = 1e-3
 #: Posterior draws behind every interval: 90 % limits are known to about 0.03 posterior sd.
 DRAWS = 4000
 #: With fewer draws than this inside 0 <= R_0 <= A <= 1, all are projected onto it instead of
@@ -113,6 +51,18 @@ def fraction(t: Array, log_b: Array, log_mid: Array, shape: float) -> Array:
     rate = np.exp(log_b) / (2.0 * shape * (1.0 - 2.0 ** (-1.0 / shape)))
     f = logistic(rate * (t - log_mid) - math.log(half))
     return f if shape == 1.0 else f**shape
+
+
+def time_to_fraction(share: float, log_b: Array, shape: Array) -> Array:
+    """ln(C / C_mid) at which this share of the gain is reached: the inverse of `fraction`.
+
+    >>> import numpy as np
+    >>> float(time_to_fraction(0.5, np.zeros(1), np.ones(1))[0])
+    0.0
+    """
+    half = 2.0 ** (1.0 / shape) - 1.0
+    rate = np.exp(log_b) / (2.0 * shape * (1.0 - 2.0 ** (-1.0 / shape)))
+    return np.asarray(np.log(half / (share ** (-1.0 / shape) - 1.0)) / rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +127,35 @@ class Posterior:
     def no_gain(self) -> float:
         """Probability that no gain is under way."""
         return float(self.draws.flat.mean())
+
+    @property
+    def tail(self) -> float:
+        """Probability that a gain under way nears its ceiling faster than a sigmoid, minus the
+        probability that it does so more slowly: 0 where the points do not tell."""
+        shape = self.draws.shape[~self.draws.flat]
+        return float((shape < 1.0).mean() - (shape > 1.0).mean()) if len(shape) else 0.0
+
+    @property
+    def plateau(self) -> Array:
+        """ln C since nine tenths of the gain were reached, per draw; where no gain is under way,
+        since the first point."""
+        rise = time_to_fraction(0.9, self.draws.log_b, self.draws.shape)
+        since = np.where(self.draws.flat, self.points.t[0], self.draws.log_mid + rise)
+        return np.maximum(self.t_end - since, 0.0)
+
+    @property
+    def on_rise(self) -> int:
+        """Number of points between a tenth and nine tenths of the gain: the median over draws."""
+        rising = self.only(np.flatnonzero(~self.draws.flat)).draws
+        if not len(rising):
+            return 0
+        first, last = (
+            rising.log_mid + time_to_fraction(share, rising.log_b, rising.shape)
+            for share in (0.1, 0.9)
+        )
+        t = self.points.t[~self.points.at_zero]
+        inside = np.searchsorted(t, last) - np.searchsorted(t, first)
+        return int(np.median(inside))
 
     @property
     def early(self) -> tuple[tuple[float, float], ...]:
@@ -326,12 +305,22 @@ def sample_posterior(
     return Posterior(points, covariance, t_end, sample, u_end, grid.spacing)
 
 
+def log_evidence(points: BinnedCurve, t_end: float, priors: Priors) -> float:
+    """ln of the probability of the points under the model, up to a constant that depends on their
+    number: by the coarse grid, which is enough to compare two models of the same points."""
+    covariance, hypothesis_prior = _hypotheses(points, t_end, priors)
+    grid = _Grid.whole(points, t_end, priors)
+    cells, _ = _weigh(points, covariance, hypothesis_prior, grid, t_end, None, priors)
+    top = cells.log_weight.max()
+    return float(top + np.log(np.exp(cells.log_weight - top).sum()))
+
+
 def _hypotheses(
     points: BinnedCurve, t_end: float, priors: Priors
 ) -> tuple[ResidualCovariance, Array]:
     """Every tau with every cut, and the log prior of each pair."""
     tau, cut = points.scale * np.asarray(priors.tau), cuts(points, t_end, priors)
-    cut_weight = np.full(len(cut), priors.cut_weight)
+    cut_weight = np.ones(len(cut))
     cut_weight[0] = priors.no_cut_weight
     covariance = ResidualCovariance.from_points(
         points, np.repeat(tau, len(cut)), np.tile(cut, len(tau)), priors.rough * points.scale
@@ -373,18 +362,19 @@ class _Grid:
 
     @staticmethod
     def whole(points: BinnedCurve, t_end: float, priors: Priors) -> _Grid:
-        """The coarse grid, of the first shape only: the others peak at similar B and C_mid."""
+        """The coarse grid, of the first shapes only."""
         low = min(points.t[0], t_end - priors.mid_below) - priors.mid_margin
         low_b, high_b = np.log(priors.b_range)
         b = np.linspace(low_b, high_b, priors.b_cells)
         mid = np.linspace(low, t_end + priors.mid_above, priors.mid_cells)
-        return _Grid.over((b, mid), priors.shapes[:1])
+        return _Grid.over((b, mid), priors.shapes[: priors.coarse_shapes])
 
     def zoomed(self, log_weight: Array, shapes: tuple[float, ...]) -> _Grid:
         """A finer grid of all shapes over the part that holds the weight: a long, clean run knows
         C_mid to a few percent, and the cells of the whole grid are too coarse for that."""
         weight = np.exp(log_weight[:, :-1] - log_weight[:, :-1].max()).sum(axis=0)
-        heavy = weight.reshape([len(a) for a in self.axes]) > ZOOM_WEIGHT * weight.max()
+        weight = weight.reshape([len(self.shapes), *(len(a) for a in self.axes)]).sum(axis=0)
+        heavy = weight > ZOOM_WEIGHT * weight.max()
         finer: list[Array] = []
         for axis, values in enumerate(self.axes):
             used = np.flatnonzero(heavy.any(axis=1 - axis))
@@ -414,7 +404,7 @@ class _Grid:
         mid = (self.log_mid - t_end) / priors.mid_log_sd
         norm = math.prod(self.spacing) / (2.0 * math.pi * priors.b_log_sd * priors.mid_log_sd)
         place = math.log(norm * (1.0 - priors.flat_weight)) - 0.5 * (b * b + mid * mid)
-        share = np.asarray(priors.shape_weight[: len(self.shapes)])
+        share = priors.shape_weight[: len(self.shapes)]
         rising = np.log(share / share.sum())[:, None] + place
         return np.append(rising.ravel(), math.log(priors.flat_weight))
 
@@ -432,7 +422,8 @@ def _weigh(
     start = float(points.score[0]) if r0 is None else r0
     gained = max(points.level - start, 0.0)
     prior_mean = start, min(points.level + priors.a_step + priors.a_share * gained, 1.0)
-    prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), priors.a_sd)
+    a_sd = priors.a_sd + priors.a_sd_share * gained
+    prior_sd = (priors.r0_sd if r0 is None else math.sqrt(points.score_variance), a_sd)
     f = grid.fractions(points)
     white = covariance.whiten @ np.column_stack([points.score, np.ones_like(points.score), f])
     cells = solve_cells(

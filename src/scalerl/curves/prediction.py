@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from scalerl.curves.formula import Array, Formula, IntArray, log_compute, one_thread
 from scalerl.curves.noise import mean_variance
-from scalerl.curves.paths import FuturePriors, FutureScenarios, ceiling, future_paths
+from scalerl.curves.paths import FutureScenarios, ceiling, future_paths
 from scalerl.curves.posterior import Posterior
+from scalerl.curves.priors import FuturePriors
 
 #: A forecast at more amounts of compute than this is made at this many knots and interpolated in
 #: ln C: the curve is smooth, and 4,000 paths at hundreds of points would take seconds.
@@ -92,6 +93,12 @@ class SigmoidPredictive(Predictive):
         rng = np.random.default_rng((self.seed, 3 + column))
         spread = self.posterior.spacing[column] * (rng.random(len(draws)) - 0.5)
         return np.exp((draws.log_b if name == "B" else draws.log_mid) + spread)
+
+    def fall_probability(self, compute: float) -> float:
+        """Probability that the run has begun to fall by then, or has fallen already."""
+        ahead = np.log(compute) - self.posterior.t_end
+        begun = self.scenarios.fallen | (self.scenarios.onset < ahead)
+        return float(begun.mean())
 
     def healthy(self) -> SigmoidPredictive:
         """The same distribution given that the run stays healthy."""
@@ -262,7 +269,7 @@ class Prediction:
             for c, m, (lo, hi) in zip(self.compute[:12], self.median, self.interval(), strict=False)
         ]
         more = f"\n  ... {len(self.compute) - 12} more" if len(self.compute) > 12 else ""
-        head = f"Prediction for {self.run!r} ({self.level:.0%} intervals, if the run stays healthy)"
+        head = f"Prediction for {self.run!r} ({self.level:.0%} intervals, falls included)"
         return "\n".join([head, *rows]) + more
 
 

@@ -12,18 +12,22 @@ import numpy.typing as npt
 
 from scalerl.curves.alarm import AlarmSpan, Fall, alarm_history, find_fall
 from scalerl.curves.formula import Array, Formula, PointFit
-from scalerl.curves.noise import bin_curve
+from scalerl.curves.identified import NO_GAIN
+from scalerl.curves.noise import BinnedCurve, bin_curve
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.prediction import (
     Prediction,
     Predictive,
+    SigmoidPredictive,
     choose_knots,
     levels_apart,
     sample_quantiles,
     tails,
 )
+from scalerl.curves.priors import CurvePriors
 from scalerl.curves.warning_signs import WarningSign
 from scalerl.errors import InputError
+from scalerl.renamed import renamed_attributes
 from scalerl.runs.record import Run
 
 if TYPE_CHECKING:
@@ -31,10 +35,6 @@ if TYPE_CHECKING:
 
 R0Choice = float | Literal["first", "fit"] | None
 
-#: The ceiling counts as identified when its 90 % interval is no wider than this.
-IDENTIFIED_WIDTH = 0.10
-#: No ceiling is quoted from this probability on that no gain is under way.
-NO_GAIN = 0.5
 #: An upper end of C_mid beyond this many times the window comes from the prior, not from the data,
 #: and is reported as unbounded.
 OPEN_MID = 12.0
@@ -110,7 +110,7 @@ class Fit:
     def alarms(self) -> tuple[AlarmSpan, ...]:
         """Every time the alarm was on while the points came in."""
         points = self.points
-        return alarm_history(points.compute, points.score, points.n_eval)
+        return alarm_history(points.compute, points.score, points.n_eval, points.breaks)
 
     @property
     def rmse(self) -> float:
@@ -134,24 +134,38 @@ class Fit:
             high = np.inf
         return float(low), float(high)
 
-    def predict(self, compute: npt.ArrayLike) -> Prediction:
-        """The pass rate at these amounts of compute, inside the window or beyond it."""
+    def predict(self, compute: npt.ArrayLike, *, healthy: bool = False) -> Prediction:
+        """The pass rate at these amounts of compute, inside the window or beyond it. All things
+        considered, it includes runs that fall; `healthy` leaves these out."""
         at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         if at.size == 0 or not np.isfinite(at).all() or (at < 0).any():
             raise InputError("predict needs one or more finite amounts of compute, 0 or more")
         knots = choose_knots(at)
+        predictive = self.predictive
+        if healthy and isinstance(predictive, SigmoidPredictive):
+            predictive = predictive.healthy()
         return Prediction(
             run=self.name,
             compute=at,
             level=self.level,
             knots=knots,
-            samples=levels_apart(self.predictive, knots),
-            noise_sd=self.predictive.noise(),
+            samples=levels_apart(predictive, knots),
+            noise_sd=predictive.noise(),
             seed=self.seed,
-            predictive=self.predictive,
+            predictive=predictive,
             end=self.end,
             alarm=self.alarm,
         )
+
+    def fall_probability(self, compute: float) -> float | None:
+        """Probability that the run falls before this compute, or has fallen already; None for laws
+        that know no falls."""
+        if not isinstance(self.predictive, SigmoidPredictive):
+            return None
+        return self.predictive.fall_probability(compute)
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for an old name
+        __getattr__ = renamed_attributes({"forecast": "predict", "belief": "predictive"}, "0.4")
 
     def least_squares(self) -> PointFit[Formula]:
         """The least-squares curve of the law on the window, with R_0 as in the fit."""
@@ -186,6 +200,7 @@ class Fit:
             "rmse": self.rmse,
             "law_rmse": self.law_rmse,
             "warnings": list(self.warnings),
+            "breaks": list(self.points.breaks),
             "r0_source": self.r0_source,
             "group": self.run.group,
             "score_kind": self.run.score_kind,
@@ -243,6 +258,8 @@ class Window:
     mid_grid: npt.ArrayLike | None = None
     #: Called with the share done, by method "paper" only: the others take milliseconds.
     progress: Callable[[float], None] | None = None
+    #: Other priors than the learned ones, for calibration.
+    priors: CurvePriors | None = None
     #: Number of posterior draws.
     draws: int = DRAWS
     #: Seed of the draws; None: derived from the scores.
@@ -262,10 +279,12 @@ class Window:
         # must have different seeds: their draws are paired by index and must be independent.
         return zlib.crc32(np.round(self.inside.score, 9).tobytes())
 
-    def fall(self) -> Fall | None:
-        """The fall of the last points, if there are enough of them."""
-        points = bin_curve(self.inside.compute, self.inside.score, self.inside.n_eval)
-        return find_fall(self.inside.compute, self.inside.score, points)
+    def fall(self, points: BinnedCurve | None = None) -> Fall | None:
+        """The fall of the last points since the last break, if there are enough of them."""
+        run = self.inside
+        points = points or bin_curve(run.compute, run.score, run.n_eval, run.breaks)
+        since = run.compute > (run.breaks[-1] if run.breaks else -1.0)
+        return find_fall(run.compute[since], run.score[since], points)
 
     def build(
         self,

@@ -25,9 +25,11 @@ from functools import cached_property
 import numpy as np
 
 from scalerl.curves.formula import Array, Flags, IntArray
-from scalerl.curves.posterior import Posterior, Priors, systematic
-from scalerl.curves.prediction import SigmoidPredictive, sample_quantiles, tails
-from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit
+from scalerl.curves.identified import why_not_identified
+from scalerl.curves.posterior import Posterior, systematic
+from scalerl.curves.prediction import SigmoidPredictive
+from scalerl.curves.priors import learned_priors
+from scalerl.curves.result import Fit
 
 #: Probability that a run has a shape and roughness of its own.
 OWN_PROBABILITY = 0.1
@@ -37,8 +39,9 @@ B_LOG_SD = 0.3
 B_PSEUDO_COUNT = 4.0
 #: EM iterations for the spread of ln B.
 EM_ROUNDS = 4
-#: The priors that the runs were fitted with.
-PRIORS = Priors()
+#: The priors that the runs were fitted with; shape, roughness and B have the same ones for both
+#: kinds of score.
+PRIORS = learned_priors("validation").window
 #: Prior probability of each pair of shape and roughness.
 HYPOTHESIS_PRIOR = np.outer(PRIORS.shape_weight, PRIORS.tau_weight).ravel()
 
@@ -177,12 +180,10 @@ def _resample(f: Fit, predictive: SigmoidPredictive, weight: Array) -> Fit:
     chosen = systematic(weight, len(weight), np.random.default_rng((f.seed, 7)))
     resampled = predictive.only(chosen)
     samples = {name: resampled.parameter(name) for name in f.params}
-    low, high = sample_quantiles(samples["A"], tails(0.9))
-    no_gain = resampled.posterior.no_gain
     return replace(
         f,
         predictive=resampled,
         params={name: float(np.median(v)) for name, v in samples.items()},
-        identified=bool(high - low <= IDENTIFIED_WIDTH) and f.alarm is None and no_gain < NO_GAIN,
-        no_gain=no_gain,
+        identified=not why_not_identified(resampled, f.alarm is not None),
+        no_gain=resampled.posterior.no_gain,
     )

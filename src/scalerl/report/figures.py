@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.prediction import Prediction
-from scalerl.curves.result import NO_GAIN, Fit
+from scalerl.curves.result import Fit
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.series import Series, drawn_until, series
@@ -87,6 +88,7 @@ def plot_fit(
         _points(ax, s, t)
         compute_axis(ax, fit.run.x_kind, t)
         _window_end(ax, fit, t)
+        _breaks(ax, fit, t)
         _early(ax, fit, t)
         _ceiling(ax, fit, t)
         if truth is not None:
@@ -161,6 +163,13 @@ def _window_end(ax: Axes, fit: Fit, t: Theme) -> None:
     ax.axvline(fit.end, color=t.muted, lw=0.9, ls=(0, (1, 2)))
     across = ax.get_xaxis_transform()
     note(ax, fit.end, 1.01, "fitted | forecast", t, transform=across, ha="center", va="bottom")
+
+
+def _breaks(ax: Axes, fit: Fit, t: Theme) -> None:
+    for at in fit.run.breaks:
+        ax.axvline(at, color=t.muted, lw=1.2, ls=(0, (4, 2)))
+        across = ax.get_xaxis_transform()
+        note(ax, at, 0.01, "changed ", t, transform=across, ha="right", va="bottom")
 
 
 def _early(ax: Axes, fit: Fit, t: Theme) -> None:

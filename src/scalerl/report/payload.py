@@ -50,6 +50,7 @@ def _curve(c: DrawnCurve, kind: int, most: int) -> dict[str, Any]:
         "kind": kind,
         "end": c.end,
         "alarm": c.alarm,
+        "breaks": [amount(v) for v in c.breaks],
         "ceiling": None if c.ceiling is None else [rounded(v) for v in c.ceiling],
         "law": scores(c.law),
         "used": _points(c.used, most),

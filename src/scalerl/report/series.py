@@ -45,6 +45,8 @@ class DrawnCurve:
     #: The ceiling and its interval, where the points identify it.
     ceiling: tuple[float, float, float] | None
     alarm: str | None = None
+    #: Amounts of compute at which the run was changed.
+    breaks: tuple[float, ...] = ()
     power: PowerLaw | None = None
     #: The law alone at the knots inside the window: `median` has the run's departure from it as
     #: well, and so bends where the points do. Empty for a law without such a departure.
@@ -107,6 +109,7 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
         end=hi,
         ceiling=ceiling,
         alarm=fit.alarm,
+        breaks=run.breaks,
         used=(points.compute, points.score),
         held=(run.compute[outside], run.score[outside]),
         x=x,

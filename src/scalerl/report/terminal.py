@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from scalerl.curves.backtest import BacktestResult
 from scalerl.curves.compare import Comparison, Pair
 from scalerl.curves.forecast import Forecast
-from scalerl.curves.result import NO_GAIN, Fit
+from scalerl.curves.identified import NO_GAIN
+from scalerl.curves.result import Fit
 from scalerl.report import words
 from scalerl.report.table import ReportTable, columns
 from scalerl.report.table import row as table_row
@@ -121,6 +122,7 @@ def _forecast(ahead: Forecast) -> str:
     head = (f"  at {words.KIND[f.run.x_kind]}", "score", f"{level} true", f"{level} observed")
     body = [(f"  {at}", *others) for at, *others in words.prediction_rows(ahead.at)]
     lines.append(_rows(head, body, (30, 7, 17, 17)))
+    lines += [wrap(said, "  ", "  ") for said in words.if_healthy(ahead)]
     gain = ahead.next_doubling
     lines.append(
         f"  next doubling, to {words.compute(gain.compute)}: {words.signed(gain.median)} "

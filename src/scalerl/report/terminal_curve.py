@@ -29,6 +29,7 @@ class _Signs:
     held: str
     band: str
     end: str
+    changed: str
     axis: str
     corner: str
     floor: str
@@ -36,8 +37,8 @@ class _Signs:
     median: str | None
 
 
-_FINE = _Signs("●", "○", "░", "┊", "│", "└", "─", None)
-_PLAIN = _Signs("o", "x", ":", "|", "|", "+", "-", "=")
+_FINE = _Signs("●", "○", "░", "┊", "╎", "│", "└", "─", None)
+_PLAIN = _Signs("o", "x", ":", "|", "!", "|", "+", "-", "=")
 
 
 def curve(
@@ -74,7 +75,7 @@ def curve(
 
 def _can_print(encoding: str) -> bool:
     try:
-        "●○░┊│└─⣿".encode(encoding)
+        "●○░┊╎│└─⣿".encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True
@@ -136,10 +137,12 @@ def _fill_band(cells: list[list[str]], canvas: _Canvas, s: Series, signs: _Signs
         top, bottom = canvas.row(high[c : c + 1])[0], canvas.row(low[c : c + 1])[0]
         for r in range(top, bottom + 1):
             cells[r][c] = signs.band
-    end = int(canvas.column(np.array([s.fit.end]))[0])
-    for row in cells:
-        if row[end] == " ":
-            row[end] = signs.end
+    lines = [(s.fit.end, signs.end), *((at, signs.changed) for at in s.fit.run.breaks)]
+    for x, sign in lines:
+        at = int(canvas.column(np.array([x]))[0])
+        for row in cells:
+            if row[at] == " ":
+                row[at] = sign
 
 
 def _draw_median(cells: list[list[str]], canvas: _Canvas, s: Series, signs: _Signs) -> None:
@@ -182,6 +185,8 @@ def _framed(cells: list[list[str]], canvas: _Canvas, fit: Fit, signs: _Signs) ->
     key = f"{words.KIND[fit.run.x_kind]}, log   {signs.used} fitted"
     if len(fit.run) > len(fit.points):
         key += f"   {signs.held} held out"
+    if fit.run.breaks:
+        key += f"   {signs.changed} changed"
     line = signs.median or "⠤"
     key += f"   {line} median   {signs.band} {words.percent(fit.level)}"
     lines.append(" " * MARGIN + key[: canvas.columns])

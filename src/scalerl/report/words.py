@@ -10,8 +10,10 @@ from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.compute_needed import ComputeNeeded
 from scalerl.curves.forecast import Forecast
+from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.prediction import Prediction
-from scalerl.curves.result import NO_GAIN, Fit
+from scalerl.curves.result import Fit
+from scalerl.text import listed
 from scalerl.text import shorten as shorten
 
 if TYPE_CHECKING:
@@ -174,7 +176,7 @@ def ceiling_in_words(fit: Fit) -> str:
         return "No ceiling is quoted for a run in decline."
     if fit.identified:
         return (
-            f"It is heading for a ceiling of {score(fit.params['A'])} "
+            f"If it stays healthy, it is heading for a ceiling of {score(fit.params['A'])} "
             f"({percent(fit.level)}: {to(fit.interval('A'))})."
         )
     if "A" not in fit.params:
@@ -205,6 +207,22 @@ def law_begins(fit: Fit) -> str:
     return f"The law is fitted from {', or from '.join(starts)}."
 
 
+def breaks(fit: Fit) -> str:
+    """Where the run was changed under way, and what the fit makes of it; "" where it was not.
+
+    >>> from scalerl import fit, load_run
+    >>> breaks(fit(load_run("example:paper-8b"), breaks=[20_000]))[:47]
+    'The run was changed at 20k: points before infor'
+    """
+    at = fit.points.breaks
+    if not at or fit.method != "posterior":
+        return ""
+    return (
+        f"The run was changed at {listed(map(compute, at))}: points before inform about the shape "
+        "and the noise of the curve, and do not fix its level."
+    )
+
+
 def past_alarms(fit: Fit) -> list[str]:
     """Alarms that were raised while the points came in and cleared since."""
     return [
@@ -227,6 +245,7 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     for c, median, ends in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
         forecast_is = f"At {compute(float(c))} {unit} the forecast is {score(median)}"
         out.append(f"{forecast_is} ({level}: {to(ends)}).")
+    out += if_healthy(forecast)
     out.append(
         f"The next doubling of compute buys {signed(gain.median)} "
         f"({level}: {to(gain.interval, signed)})."
@@ -241,6 +260,25 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     if advice is not None:
         out.append(f"Advice: {advice.action}. {advice.reason}.")
     return out
+
+
+def if_healthy(forecast: Forecast) -> list[str]:
+    """The forecast without falls, and how likely a fall is; empty for laws that know no falls.
+
+    >>> from scalerl import forecast, load_run
+    >>> if_healthy(forecast(load_run("example:paper-8b"), at=[150_000]))[0][:41]
+    'A fall before 150k GPU-hours has probabil'
+    """
+    falls = forecast.fall_probability
+    if falls is None:
+        return []
+    last, unit = forecast.at.compute.argmax(), KIND[forecast.fit.run.x_kind]
+    healthy = forecast.if_healthy
+    return [
+        f"A fall before {compute(float(forecast.at.compute[last]))} {unit} has probability "
+        f"{falls:.2f} and is included; if the run stays healthy: {score(healthy.median[last])} "
+        f"({percent(forecast.fit.level)}: {to(healthy.interval()[last])})."
+    ]
 
 
 def measured(forecast: Forecast) -> list[str]:

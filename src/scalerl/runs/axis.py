@@ -1,13 +1,14 @@
 """Which column of a table is compute, and how its numbers are read.
 
 `--x NAME` names a column; `--x "EXPRESSION as KIND"` computes it (`expressions.py`) and says what
-it counts; `--gpus N` makes GPU-hours of a clock, or of steps with `--seconds-per-step`.
+it counts; `--x 'sum(NAME)'` adds up what each step took (`step_costs.py`); `--gpus N` makes
+GPU-hours of a clock, or of steps with `--seconds-per-step`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 import numpy as np
@@ -17,15 +18,20 @@ from scalerl.runs import metrics
 from scalerl.runs.expressions import Expression, looks_like_arithmetic, parse, quoted
 from scalerl.runs.names import LoadOptions, find, resolve
 from scalerl.runs.record import Array, ComputeKind
+from scalerl.runs.step_costs import StepCost, cost_ratio, per_step_kind, summed
 from scalerl.runs.table import Table, is_missing, to_float, to_timestamp
 from scalerl.text import listed
 
 # Not left to expressions.py: a clock is in hours here, and hours times a number are GPU-hours.
 _FACTOR = re.compile(r"(.+?)\s*\*\s*(\d+\.?\d*(?:[eE][+-]?\d+)?)")
+_SUM = re.compile(r"sum\((.+)\)")
 _AS = re.compile(r"(.+?)\s+as\s+([\w\- ]+)", re.DOTALL)
 #: Least share of the changes of a running total, row to row, that go up. Not 1: a resumed job may
 #: set a clock back once.
 MIN_RISING_SHARE = 0.9
+#: A column that may be the size of an evaluation (`n_samples`) counts as compute if it grows by
+#: this factor: the sizes of evaluations differ by a few samples.
+MIN_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Axis:
     kind: ComputeKind
     #: Columns that it was read from.
     columns: tuple[str, ...]
+    #: Where it counts steps: how the cost of a step changes, if the log says so.
+    cost: StepCost | None = None
 
 
 def choose_axis(table: Table, y_name: str, choice: LoadOptions, notes: list[str]) -> Axis:
@@ -46,9 +54,40 @@ def choose_axis(table: Table, y_name: str, choice: LoadOptions, notes: list[str]
     if choice.gpus is not None:
         return _gpu_hours(table, usable, y, choice, notes)
     if choice.x is not None:
-        return _asked_axis(table, usable, choice.x, notes)
+        return _with_cost(table, _asked_axis(table, usable, choice.x, notes))
     name = _found(table, usable, y, notes)
-    return Axis(name, *read_column(table, name), (name,))
+    return _with_cost(table, Axis(name, *read_column(table, name), (name,)))
+
+
+def _with_cost(table: Table, axis: Axis) -> Axis:
+    """An axis of steps with the change of a step's cost that is clearest, counts before clocks."""
+    if axis.kind != "steps":
+        return axis
+    found: list[StepCost] = []
+    for name, values, kind in costs(table, axis.values):
+        ratio = cost_ratio(axis.values, values)
+        if ratio is not None:
+            # Sums and tokens count work; a clock goes on while a run waits or validates.
+            found.append(StepCost(kind, name, ratio, name.startswith("sum(") or kind != "hours"))
+    found.sort(key=lambda cost: (not cost.changes, not cost.counts_work))
+    return replace(axis, cost=next(iter(found), None))
+
+
+def costs(table: Table, steps: Array) -> list[tuple[str, Array, ComputeKind]]:
+    """What the log says about the cost of its steps, as running totals: by name for `--x`, with
+    values and kind. GPU-hours and FLOPs come first; a count of samples is no cost."""
+    found: list[tuple[str, Array, ComputeKind]] = []
+    for name in metrics.compute_columns(_usable(table)):
+        values, kind = read_column(table, name)
+        if kind in ("gpu_hours", "flops", "tokens", "hours") and _rises(values):
+            found.append((name, values, kind))
+    counted = {kind for _, _, kind in found if kind != "hours"}
+    for name in table.numeric:
+        kind, divisor = per_step_kind(name) or ("unknown", 1.0)
+        if kind != "unknown" and kind not in counted:
+            total = summed(table.numbers(name), steps) / divisor
+            found.append((f"sum({name})", total, kind))
+    return found
 
 
 def named_columns(table: Table, choice: LoadOptions) -> list[str]:
@@ -73,6 +112,9 @@ def other_axes(table: Table, y: Array, axis: Axis) -> dict[str, Array]:
             and _rises(values[np.isfinite(y)])
         ):
             found[kind] = carry_forward(values, y)
+    if axis.kind == "steps":
+        for _, values, kind in costs(table, axis.values):
+            found.setdefault(kind, carry_forward(values, y))
     return found
 
 
@@ -91,6 +133,8 @@ class _AxisRequest:
     kind: ComputeKind | None = None
     factor: float = 1.0
     expression: Expression | None = None
+    #: Whether the column is summed over the steps.
+    summed: bool = False
 
 
 def _parse(table: Table, usable: list[str], asked: str) -> _AxisRequest:
@@ -99,6 +143,11 @@ def _parse(table: Table, usable: list[str], asked: str) -> _AxisRequest:
     text, kind = (match[1], _stated_kind(match[2])) if match else (asked, None)
     name = find(text, table, usable, "--x")
     factor = _FACTOR.fullmatch(text) if name is None else None
+    total = _SUM.fullmatch(factor[1] if factor else text) if name is None else None
+    if total is not None:
+        column, by = resolve(total[1], table, usable, "--x"), float(factor[2]) if factor else 1.0
+        shown = f"sum({column})*{_number(by)}" if factor else f"sum({column})"
+        return _AxisRequest(shown, (column,), kind, by, summed=True)
     times = find(factor[1], table, usable, "--x") if factor else None
     if factor and times is not None:
         by = float(factor[2])
@@ -119,13 +168,23 @@ def _asked_axis(table: Table, usable: list[str], text: str, notes: list[str]) ->
         clocks = [c for c in asked.columns if metrics.compute_kind(c)[1]]
         notes += [f"{c} counts seconds in {asked.text}" for c in clocks]
     else:
-        values, kind = read_column(table, asked.columns[0])
+        values, kind = (_sum if asked.summed else read_column)(table, asked.columns[0])
         if asked.factor != 1:
             kind = "gpu_hours" if kind in {"hours", "gpu_hours"} else "unknown"
             with np.errstate(over="ignore", invalid="ignore"):
                 values = values * asked.factor
     name = asked.text if asked.kind is None else f"{asked.text} as {asked.kind}"
     return Axis(name, values, asked.kind or kind, asked.columns)
+
+
+def _sum(table: Table, column: str) -> tuple[Array, ComputeKind]:
+    """What the steps took together, up to each row, and what that counts."""
+    usable = _usable(table)
+    steps = [c for c in metrics.compute_columns(usable) if metrics.compute_kind(c)[0] == "steps"]
+    if not steps:
+        raise InputError(f"{table.name}: --x sum({column}) needs a column of steps")
+    kind, divisor = per_step_kind(column) or ("unknown", 1.0)
+    return summed(table.numbers(column), table.numbers(steps[0])) / divisor, kind
 
 
 def _stated_kind(word: str) -> ComputeKind:
@@ -159,7 +218,8 @@ def _gpu_hours(
     if seconds is None:
         end = "" if text == base.name else " as gpu_hours"
         # Parentheses, so that the name means the same when it is given as --x: `(a + b)*8`.
-        text = text if len(base.columns) == 1 and text == base.columns[0] else f"({text})"
+        alone = text in (base.columns[0], f"sum({base.columns[0]})")
+        text = text if alone else f"({text})"
         return Axis(f"{text}*{_number(gpus)}{end}", base.values * gpus, "gpu_hours", base.columns)
     text = quoted(text) if text in base.columns else f"({text})"
     text = f"{text}*{_number(gpus)}*{_number(seconds)}/3600 as gpu_hours"
@@ -169,6 +229,9 @@ def _gpu_hours(
 def _clock(table: Table, usable: list[str], y: Array) -> str:
     clocks = [c for c in metrics.compute_columns(usable) if read_column(table, c)[1] == "hours"]
     rising = [c for c in clocks if _rises(read_column(table, c)[0])]
+    taken = [c for c in table.numeric if (per_step_kind(c) or ("",))[0] == "hours"]
+    if not rising and taken:
+        return f"sum({taken[0]})"
     if not rising:
         why = f" ({listed(clocks, 3)} does not rise)" if clocks else ""
         raise InputError(
@@ -231,7 +294,10 @@ def _is_there(table: Table, name: str, y: Array) -> bool:
 
 def _most_there(table: Table, columns: list[str], y: Array) -> str | None:
     """The first column that most rows of the score have, else the first; None of none."""
-    return next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
+    name = next((c for c in columns if _is_there(table, c, y)), next(iter(columns), None))
+    # W&B's own _step counts calls of log: steps on the rows of training are carried forward.
+    steps = [c for c in columns if metrics.compute_kind(c)[0] == "steps" and c != "_step"]
+    return steps[0] if name == "_step" and steps else name
 
 
 def _rises(values: Array) -> bool:
@@ -246,6 +312,7 @@ def _counts_up(table: Table, name: str, y: Array) -> bool:
     mostly rises; and steps under an unknown name are whole numbers that mostly rise.
 
         num_rollouts 64, 64, 64: a batch size.   n_samples 500, 500, 480: the evaluation's.
+        n_samples 500, 501, 503: still not what a run has used up.
     """
     x, kind = read_column(table, name)
     here = np.isfinite(y) & np.isfinite(x)
@@ -258,6 +325,9 @@ def _counts_up(table: Table, name: str, y: Array) -> bool:
     if kind in ("samples", "tokens") or not metrics.is_plain_compute(name):
         rising = (steps > 0).sum() >= 0.5 * (steps != 0).sum() and (steps == 0).mean() < 0.5
         whole = kind != "steps" or bool((x == np.round(x)).all())
+        # A running total has grown since its first value, and hardly ever goes down.
+        if metrics.MAYBE_N_EVAL.fullmatch(name.strip()):
+            rising = rising and _rises(x) and x.max() >= MIN_GROWTH * x[0]
         return bool(rising and whole)
     return True
 

@@ -9,7 +9,9 @@ The rules, each with a note on the run when it changed something:
    fractions of an unknown unit, when both hold three points or more.
 3. A log that keeps going back (stretches of fewer than 2.5 rows) or that goes back without
    sharing a value is merely unsorted: it is sorted.
-4. Of several points at the same compute the last logged one stays.
+4. Where most points share their compute with the row before, as the groups or answers of a step
+   do, each is the mean of its rows, weighted by their samples where these are known. Otherwise a
+   step was logged again after a resume: of points at the same compute the last logged one stays.
 5. A gap of more than five times the usual distance is kept and noted.
 
 Compute 0, a single point and a constant score are kept: what to make of them is for the fit.
@@ -22,20 +24,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.runs.record import Array, ComputeKind, Rows
+from scalerl.runs.record import Array, ComputeKind, Flags, Rows
 
 
 @dataclass(frozen=True)
 class Clean:
-    """Compute ascending and unique, the rows it came from, and what was done."""
+    """Compute ascending and unique, the scores there, and what was done."""
 
     compute: Array
+    score: Array
+    #: Indices into the input, the last of each point.
     rows: Rows
     notes: tuple[str, ...]
+    #: Samples behind each score where the rows have them; else, where a score is the mean of rows
+    #: that are each right or wrong, their number.
+    n_eval: Array | None = None
 
 
-def clean(compute: Array, score: Array, kind: ComputeKind = "unknown") -> Clean:
-    """Apply the rules above. `rows` are the indices into the input that stay.
+def clean(
+    compute: Array, score: Array, kind: ComputeKind = "unknown", n_eval: Array | None = None
+) -> Clean:
+    """Apply the rules above.
 
     >>> import numpy as np
     >>> nan = float("nan")
@@ -54,14 +63,41 @@ def clean(compute: Array, score: Array, kind: ComputeKind = "unknown") -> Clean:
     # Before sorting, because only the order of the log shows where a run was resumed.
     rows = _resolve_restarts(rows, compute, kind, notes)
     # Stable, so that among equal values the last logged comes last.
+    together = _logged_together(compute[rows])
     rows = rows[np.argsort(compute[rows], kind="stable")]
     last = np.append(compute[rows][1:] != compute[rows][:-1], True)
+    kept = rows[last]
+    sizes = None if n_eval is None else n_eval[kept]
+    points = score[kept]
     if repeated := int((~last).sum()):
-        notes.append(f"{repeated} points at a compute logged again later: the last one stays")
-    rows = rows[last]
-    ordered = compute[rows]
-    notes.extend(_gaps(ordered))
-    return Clean(ordered, rows, tuple(notes))
+        if together:
+            points, sizes = _means(score[rows], last, None if n_eval is None else n_eval[rows])
+            notes.append(f"{len(rows)} rows at {len(kept)} amounts of compute: their means")
+        else:
+            notes.append(f"{repeated} points at a compute logged again later: the last one stays")
+    notes.extend(_gaps(compute[kept]))
+    return Clean(compute[kept], points, kept, tuple(notes), sizes)
+
+
+def _logged_together(x: Array) -> bool:
+    """Whether most points have several rows that follow each other in the log."""
+    first = np.append(True, x[1:] != x[:-1])
+    rows_of_each = np.diff(np.append(np.flatnonzero(first), len(x)))
+    return bool((rows_of_each > 1).mean() > 0.5)
+
+
+def _means(score: Array, last: Flags, n_eval: Array | None) -> tuple[Array, Array | None]:
+    """The mean score of each point, from rows in order of compute, and the samples behind it."""
+    starts = np.append(0, np.flatnonzero(last)[:-1] + 1)
+    count = np.add.reduceat(np.ones(len(score)), starts)
+    weight = np.ones(len(score)) if n_eval is None else n_eval
+    if not (np.isfinite(weight) & (weight > 0)).all():
+        return np.add.reduceat(score, starts) / count, None
+    total = np.add.reduceat(weight, starts)
+    mean = np.add.reduceat(weight * score, starts) / total
+    if n_eval is not None:
+        return mean, total
+    return mean, count if np.isin(score, (0.0, 1.0)).all() and (count > 1).all() else None
 
 
 def _resolve_restarts(rows: Rows, compute: Array, kind: ComputeKind, notes: list[str]) -> Rows:

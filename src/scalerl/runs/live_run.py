@@ -213,7 +213,7 @@ class LiveRun:
                         t / c if c else None for t, c in zip(total, count, strict=True)
                     ]
         table = Table(run_name(self.path), columns, str(self.path / FILE))
-        return assign_roles(table, self.path)
+        return assign_roles(table, self.path, self.events)
 
     @property
     def step(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
+from scalerl.runs.amounts import Amount
+from scalerl.runs.cells import read_named_numbers
 from scalerl.runs.clean import clean
 from scalerl.runs.examples import load_example
 from scalerl.runs.expressions import quoted
@@ -22,9 +25,10 @@ from scalerl.runs.names import LoadedRun, LoadOptions, unique_names
 from scalerl.runs.number_formats import normalise_numbers
 from scalerl.runs.record import Array, Run
 from scalerl.runs.score import guess_scale, rescale
-from scalerl.runs.select import Curve, to_curve
+from scalerl.runs.select import FEW, Curve, to_curve
 from scalerl.runs.sources import open_path
 from scalerl.runs.split import names_runs, split_runs, split_scores
+from scalerl.runs.step_costs import StepCost
 from scalerl.runs.table import Table, is_frame, read_frame
 from scalerl.text import listed, shorten
 
@@ -42,6 +46,7 @@ def load_runs(
     scale: str | float | None = None,
     gpus: float | None = None,
     seconds_per_step: float | None = None,
+    events: Sequence[float | str | Amount] = (),
 ) -> list[Run]:
     """Every run in the sources.
 
@@ -59,6 +64,8 @@ def load_runs(
     scale: "percent", "pm1", "fraction", or what to divide the score by
     gpus: number of GPUs: compute is GPU-hours, from the column of a clock
     seconds_per_step: with `gpus`: compute is GPU-hours, from the column of steps
+    events: amounts of compute at which the runs were changed under way (data, learning rate, a
+        restart from an earlier step): 300, "300steps"; they become `Run.breaks`
 
     >>> load_runs("example:paper-8b", "example:paper-moe", run="*moe")
     [Run('paper-moe', 32 points, gpu_hours 1241..44162, score 0.5177..0.7115)]
@@ -87,7 +94,53 @@ def load_runs(
     left_out = tuple(f"left out: {shorten(str(p), 240)}" for p in problems[:MAX_NAMED])
     if len(problems) > MAX_NAMED:
         left_out += (f"left out: {len(problems) - MAX_NAMED} more that could not be read",)
-    return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in unique_names(found)]
+    if x is None and gpus is None and (cost := _hidden_cost(found)) is not None:
+        options = {"y": y, "run": run, "group_by": group_by, "n_eval": n_eval, "scale": scale}
+        if runs := _against(cost, found, sources, options | {"events": events}):
+            return runs
+    asked = [each if isinstance(each, Amount) else Amount.parse(str(each)) for each in events]
+    runs = [_with_events(run, asked) for run in unique_names(found)]
+    return [r.replace(notes=(*r.notes, *left_out)) if left_out else r for r in runs]
+
+
+def _hidden_cost(found: list[LoadedRun]) -> StepCost | None:
+    """The change of a step's cost for which runs are better plotted against that cost: one of them
+    has it, all are on steps by default, and it is a count of work, which no pause changes."""
+    costs = [each.cost for each in found]
+    changing = [cost for cost in costs if cost is not None and cost.changes and cost.counts_work]
+    return changing[0] if changing and None not in costs else None
+
+
+def _against(
+    cost: StepCost, found: list[LoadedRun], sources: tuple[Any, ...], options: dict[str, Any]
+) -> list[Run]:
+    """The runs against what their steps cost; none where that is not known at every point of every
+    run: runs on different axes cannot be compared."""
+    try:
+        runs = load_runs(*sources, x=cost.name, **options)
+    except InputError:
+        return []
+    if [len(run) for run in runs] != [len(each.run) for each in found]:
+        return []
+    steps = found[0].run.x_name
+    why = f"compute is {cost.kind}, not steps, because {cost}; --x {steps} fits on steps"
+    return [run.replace(notes=(*run.notes, why)) for run in runs]
+
+
+def _with_events(run: Run, events: Sequence[Amount]) -> Run:
+    """The run with breaks at these amounts, and a note of each that has no points on one side."""
+    if not events:
+        return run
+    end = float(run.compute[-1])
+    places = [each.checked_on(run, end, "--event") for each in events]
+    broken = run.with_breaks([*run.breaks, *(value for value, _ in places)])
+    notes = [how for _, how in places if how]
+    notes += [
+        f"no evaluation on one side of {value:g}: the event there changes nothing"
+        for value, _ in places
+        if value not in broken.breaks
+    ]
+    return broken.replace(notes=(*run.notes, *notes))
 
 
 def load_run(*sources: Any, **options: Any) -> Run:
@@ -114,7 +167,7 @@ def _load(source: Any, choice: LoadOptions) -> tuple[list[LoadedRun], list[str],
     wanted: list[Table] = []
     rest: list[Table] = []
     # Before runs are separated, because what a comma means is decided once for a table.
-    for table in map(normalise_numbers, tables):
+    for table in map(read_named_numbers, map(normalise_numbers, tables)):
         column, names = _run_column(table, choice.run)
         for run in split_runs(table, choice, column):
             for part in split_scores(run, choice):
@@ -153,6 +206,7 @@ def _prefer_evaluations(curves: list[Curve]) -> list[Curve]:
         if better is None or curve.stage == "validation":
             kept.append(curve)
         else:
+            better.training |= {curve.y_name: len(curve.y)} if len(better.y) < FEW else {}
             where = "/".join(Path(curve.table.source).parts[-2:])
             better.notes.append(
                 f"{where} holds training scores: left out; --y {curve.y_name} reads them"
@@ -198,7 +252,10 @@ def _finish(
             if curve.is_error:
                 score = 1.0 - score
                 notes.append(f"{curve.y_name} is an error rate: read as 1 - {curve.y_name}")
-            found.append(LoadedRun(_to_run(curve, score, notes), curve.table.id, curve.table.facts))
+            # A format that names its own axis is not overruled.
+            cost = curve.cost if curve.table.x is None else None
+            run = _to_run(curve, score, notes)
+            found.append(LoadedRun(run, curve.table.id, curve.table.facts, cost))
         except InputError as error:
             problems.append(InputError(f"{curve.table.name}: {error}{_instead(curve)}"))
     return found
@@ -250,8 +307,9 @@ def _falls(curve: Curve) -> bool:
 
 
 def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
-    done = clean(curve.x, score, curve.x_kind)
-    n_eval = None if curve.n_eval is None else curve.n_eval[done.rows]
+    done = clean(curve.x, score, curve.x_kind, curve.n_eval)
+    # What is counted beside a training score is the batch, which is not an evaluation.
+    n_eval = done.n_eval if curve.n_eval is not None or curve.stage != "training" else None
     extra: list[str] = []
     if n_eval is not None and not (np.isfinite(n_eval) & (n_eval >= 1)).all():
         n_eval = None
@@ -262,10 +320,13 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         for kind, values in curve.axes.items()
         if (known := np.isfinite(there := values[done.rows])).any()
     }
-    return Run(
+    for name, count in list(curve.training.items())[:1]:
+        if count > len(done.rows):
+            extra.append(f"{name} has {count} training scores: --y {name} reads them")
+    run = Run(
         name=curve.table.name,
         compute=done.compute,
-        score=score[done.rows],
+        score=done.score,
         x_kind=curve.x_kind,
         x_name=curve.x_name,
         y_name=f"1 - {quoted(y_name)}" if curve.is_error else y_name,
@@ -276,7 +337,20 @@ def _to_run(curve: Curve, score: Array, notes: list[str]) -> Run:
         notes=tuple(shorten(n, 300) for n in (*curve.notes, *notes, *done.notes, *extra)),
         signs={name: values[done.rows] for name, values in curve.signs.items()},
         conversions=conversions,
+        training_scores={name: n for name, n in curve.training.items() if n > len(done.rows)},
     )
+    return _with_changes(run, curve.table.changes)
+
+
+def _with_changes(run: Run, changes: list[tuple[int, str]]) -> Run:
+    """The run with breaks at the steps at which its record says that it was changed."""
+    known = run.x_kind == "steps" or "steps" in run.conversions
+    if not changes or not known:
+        return run
+    end = float(run.compute[-1])
+    places = [Amount(step, "steps", f"step {step}").on(run, end)[0] for step, _ in changes]
+    notes = [f"changed at step {step}: {what}" for step, what in changes]
+    return run.with_breaks(places).replace(notes=(*run.notes, *(shorten(n, 300) for n in notes)))
 
 
 def _matches(name: str, pattern: str | None) -> bool:

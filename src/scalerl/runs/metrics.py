@@ -26,9 +26,9 @@ _HELD_OUT = r"(?:val|valid|validation|evals?|evaluations?|test|dev|heldout|held_
 _TRAINED = r"(?:train|training|rollouts?|rewards?|env|objective|critic|actor|policy|batch)"
 #: A filter of lm-eval may stand behind it: `exact_match,strict-match`.
 _RIGHT = (
-    r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|solve_?rate|success_?rate|win_?rate"
-    r"|(?:mean|avg)@\d+|correct|solved|exact_match|p?q?em|acc_norm|extractive_match|primary_score"
-    r"|pass@1:\w+)(?:,[\w\-]+)?"
+    r"(?:acc|accuracy|pass_?rate|pass(?:@|_at_?)1|(?:solved?|success|win|answer|correct|resolved?)"
+    r"_?rate|(?:mean|avg)@\d+|correct|correctness|solved|success|passed|exact_match|p?q?em"
+    r"|acc_norm|extractive_match|primary_score|pass@1:\w+)(?:,[\w\-]+)?"
 )
 
 _NO_SCORE = r".*(?:std|stderr|_se$|min|max|len|tok|count|num|time|format|best|maj|loss)"
@@ -51,6 +51,7 @@ SCORES: tuple[tuple[Stage, re.Pattern[str]], ...] = (
         ("tinker-cookbook", r"test/env/all/reward/total"),
         ("OpenRLHF", r"eval/(?:eval_)?pass1"),
         ("OpenRLHF", r"eval/(?:eval_)?.+_pass1"),
+        ("EasyR1", r"val/accuracy_reward"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?{_RIGHT}"),
         ("any", rf"{_HELD_OUT}[/_.\- ](?:.+[/_.\- ])?score(?:s|/mean)?"),
         ("TRL", r"eval[_/]reward"),
@@ -159,13 +160,20 @@ CONDITION = ("condition", "variant", "recipe", "method", "algorithm", "algo", "a
              "treatment", "ablation", "exp", "config", "config_name", "label", "group", "model",
              "model_name", "policy", "agent", "system", "job", "job_id", "dataset", "task",
              "benchmark", "env", "eval_set", "seed", "replicate", "rep", "fold")  # fmt: skip
+#: Columns that say which prompt, answer or group of a step a row is about: they name no runs.
+ITEM = re.compile(
+    r"(?:.*[/_.\- ])?(?:prompts?|questions?|problems?|answers?|responses?|completions?|outputs?"
+    r"|samples?|examples?|items?|uid|uuid|index|idx|instance(?:_id)?|group|rank|worker)"
+    r"(?:_?(?:id|idx|index|uid|text|hash))?",
+    re.IGNORECASE,
+)
 #: The column that says whether a row is of training or of an evaluation.
 SPLIT = ("type", "split", "phase", "kind", "event", "stage", "mode", "data_split", "event_type",
          "record_type", "row_type", "log_type", "subset", "partition")  # fmt: skip
 _HELD_OUT_VALUE = re.compile(rf"(?:.*[/_.\- ])?{_HELD_OUT}(?:uate)?(?:[/_.\- ].*)?", re.IGNORECASE)
 _TRAINED_VALUE = re.compile(
-    r"(?:.*[/_.\- ])?(?:train(?:ing)?|rollouts?|steps?|updates?|grpo|ppo|iteration|optim)"
-    r"(?:[/_.\- ].*)?",
+    r"(?:.*[/_.\- ])?(?:train(?:ing)?|rollouts?|completions|steps?|updates?|grpo|ppo|iteration"
+    r"|optim)(?:[/_.\- ].*)?",
     re.IGNORECASE,
 )
 #: Metrics of a training step: a bare score on their rows was taken on the training prompts.
@@ -181,10 +189,19 @@ _BESIDE = re.compile(
     r"(?:[/_.\- @].*)?",
     re.IGNORECASE,
 )
+#: Words of metrics that are no scores, in the name of a column: exactly, or inside a longer word.
+_METRIC_WORDS = frozenset({"lr", "kl", "len", "std", "err", "id", "idx", "mfu", "tps", "per"})
+_METRIC_PARTS = re.compile(
+    r"loss|learning|entropy|grad|norm|length|time|timing|speed|stderr|error|clip|ratio|reward"
+    r"|memory|runtime|second|throughput|advantage|logprob",
+)
+#: Words before such a word that make it the name of a run: `no_kl`, `without-clip`.
+_WITHOUT = frozenset({"no", "without", "with", "wo", "w"})
 _OVERALL = re.compile(r"all|overall|average|avg|mean|macro|total|aggregate", re.IGNORECASE)
 _MEASURES = ("primary_score", "accuracy", "acc", "pass_rate", "pass@1", "solve_rate",
-             "success_rate", "correct", "exact_match", "extractive_match", "qem", "pqem", "em",
-             "win_rate", "solved")  # fmt: skip
+             "success_rate", "correct", "correct_rate", "answer_rate", "exact_match",
+             "extractive_match", "qem", "pqem", "em", "win_rate", "solved", "success",
+             "passed")  # fmt: skip
 #: The column that says which metric a row holds, and the column that holds it.
 METRIC = ("metric", "metric_name", "tag", "key")
 VALUE = ("value", "y", "metric_value", "score")
@@ -348,6 +365,36 @@ def under_stage(name: str, value: str) -> str:
     if stage == "training":
         return f"train/{name}" if value.lower().startswith("train") else f"train/{value}/{name}"
     return f"{value}/{name}"
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a name begins with a word for held-out prompts, whatever the metric.
+
+    >>> is_held_out("eval/aime"), is_held_out("evaluator"), is_held_out("train/reward")
+    (True, False, False)
+    """
+    return bool(re.match(rf"(?:data/)?{_HELD_OUT}[/_.\- ]", name.strip(), re.IGNORECASE))
+
+
+def is_beside(name: str) -> bool:
+    """Whether a metric is about something else than being right: a format, a length, a ratio."""
+    return bool(_BESIDE.fullmatch(name))
+
+
+def is_other_metric(name: str) -> bool:
+    """Whether a column is called after a metric that is no score, rather than after a run.
+
+    >>> names = ("actor/grad_norm", "mean_kl", "grpo_lr1e-6", "kl-0.01", "no_kl")
+    >>> [is_other_metric(n) for n in names]
+    [True, True, False, False, False]
+    """
+    words = [w for w in re.split(r"[/_.\- ]+", name.strip().lower()) if w]
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if before in _WITHOUT or after[:1].isdigit() or any(ch.isdigit() for ch in word):
+            continue
+        if word in _METRIC_WORDS or _METRIC_PARTS.search(word):
+            return True
+    return False
 
 
 def is_of_a_step(name: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs.record import Run
+from scalerl.runs.step_costs import StepCost
 from scalerl.runs.table import Table, rows_by_name
 from scalerl.text import listed
 
@@ -81,6 +82,8 @@ class LoadedRun:
     run: Run
     id: str = ""
     facts: dict[str, str] = field(default_factory=dict)
+    #: Where the run is plotted against steps by default: how the cost of a step changes.
+    cost: StepCost | None = None
 
 
 def unique_names(found: Sequence[LoadedRun]) -> list[Run]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 #: Indices of rows of a table.
 Rows = npt.NDArray[np.intp]
 
@@ -54,6 +55,14 @@ class Run:
     #: amounts that are given in another unit. Not cut by `window`.
     conversions: Mapping[str, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
+    #: Amounts of compute, ascending, at which the run was changed (data, learning rate, a restart
+    #: from an earlier step): points up to one of them lie before it. Between the first and the last
+    #: point; a fit lets level and slope of the curve change there.
+    breaks: tuple[float, ...] = ()
+    #: Training scores of the same log, by the name that `--y` takes, with their number of values;
+    #: only where the run has few points.
+    training_scores: Mapping[str, int] = field(default_factory=dict, repr=False)
+
     def __post_init__(self) -> None:
         columns = {"score": self.score, "n_eval": self.n_eval, **self.signs}
         for name, values in columns.items():
@@ -75,7 +84,19 @@ class Run:
             score=self.score[keep],
             n_eval=None if self.n_eval is None else self.n_eval[keep],
             signs={name: values[keep] for name, values in self.signs.items()},
-        )
+        ).with_breaks(self.breaks)
+
+    def with_breaks(self, breaks: Iterable[float]) -> Run:
+        """The same run, changed at these amounts of compute; those without points on either side
+        are left out.
+
+        >>> run = Run("mine", np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]), "steps")
+        >>> run.with_breaks([2.5, 2, 3, 9]).breaks
+        (2.0, 2.5)
+        """
+        first, last = (self.compute[0], self.compute[-1]) if len(self) else (0.0, 0.0)
+        inside = sorted({float(b) for b in breaks if b > 0 and first <= b < last})
+        return self.replace(breaks=tuple(inside))
 
     def replace(self, **changes: Any) -> Run:
         """A copy with some fields changed."""
@@ -94,6 +115,7 @@ class Run:
             "n_eval": None if self.n_eval is None else self.n_eval.tolist(),
             "r0": self.r0,
             "group": self.group,
+            "breaks": list(self.breaks),
             "source": self.source,
             "notes": list(self.notes),
         }

@@ -4,7 +4,9 @@ The rules, each with a note where it split something:
 
 1. Where several rows have the same compute and columns such as `condition`, `variant` or `seed`
    tell them apart, each combination of their values is a run. A text column of any name
-   separates runs where it leaves no two rows with the same compute.
+   separates runs where it leaves no two rows with the same compute. The prompts, answers and
+   numbered groups of a step are no runs, nor are rows that are each right or wrong: `clean.py`
+   takes their mean.
 2. Where compute goes back and such a column, or a text of any name, changes there and nowhere
    else, its values name the runs.
 3. Steps that start again with each epoch are counted on: that is one run.
@@ -49,7 +51,8 @@ def split_restarts(table: Table, choice: LoadOptions = ANY, *, inside: bool = Fa
     column = _compute(table, named_columns(table, choice))
     if column is None:
         return [table]
-    x = np.where(_has_score(table, choice.y), table.numbers(column), np.nan)
+    scores = _scores(table, choice.y)
+    x = np.where(_has_score(table, scores), table.numbers(column), np.nan)
     rows = np.flatnonzero(np.isfinite(x))
     values = x[rows]
     starts = np.flatnonzero(np.diff(values) < 0) + 1
@@ -57,8 +60,14 @@ def split_restarts(table: Table, choice: LoadOptions = ANY, *, inside: bool = Fa
         return [table]
     if len(starts) and (counted := _counted_on(table, column, values, rows, starts)) is not None:
         return [counted]
+    if not len(starts) and _are_answers(table, scores):
+        return [table]
     # In the order of the rules above: a column that names runs comes before where they start.
-    labels = _by_condition(table, x) or _by_text(table, rows, starts) or _by_rows(table, x)
+    labels = (
+        _by_condition(table, x, in_order=not len(starts))
+        or _by_text(table, rows, starts)
+        or _by_rows(table, x)
+    )
     if labels is not None:
         columns, names = labels
         before = f"{table.name} " if inside else ""
@@ -101,24 +110,39 @@ def _counted_on(table: Table, column: str, x: Array, rows: Rows, starts: Rows) -
     return table.made(table.columns | {column: cells}, notes=[*table.notes, note])
 
 
-def _has_score(table: Table, y: str | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """The rows of a score, where there is one: another metric may follow on rows of its own, with
-    steps that start again without being another run."""
+def _scores(table: Table, y: str | None) -> list[str]:
+    """The columns of scores: those asked for, else those with a known name."""
     numeric = table.numeric
     found = [table.y] if table.y in numeric else metrics.score_columns(numeric)[0]
     if y is not None:
         asked = find(y, table, numeric, "--y")
         found = [c for c in numeric if c == asked or fnmatch.fnmatchcase(c, y)] or found
+    return [name for name in found if name is not None]
+
+
+def _has_score(table: Table, scores: list[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The rows of a score, where there is one: another metric may follow on rows of its own, with
+    steps that start again without being another run."""
     here = np.zeros(len(table), dtype=bool)
-    for name in found:
+    for name in scores:
         here |= np.isfinite(table.numbers(name))
     return here if here.any() else np.ones(len(table), dtype=bool)
 
 
-def _by_condition(table: Table, x: Array) -> Labels | None:
+def _are_answers(table: Table, scores: list[str]) -> bool:
+    """Whether each row is one answer, right or wrong."""
+    found = [v[np.isfinite(v)] for v in map(table.numbers, scores)]
+    return any(len(np.unique(v)) == 2 and set(np.unique(v)) == {0.0, 1.0} for v in found)
+
+
+def _by_condition(table: Table, x: Array, in_order: bool) -> Labels | None:
+    """By the columns with a known name; `in_order`: compute never goes back, so that a column of
+    numbered groups tells the prompts of a step apart."""
     chosen: list[str] = []
     names: list[str | None] = [None] * len(table)
     for column in table.called(metrics.CONDITION):
+        if in_order and table.is_numeric(column) and metrics.ITEM.fullmatch(column.strip()):
+            continue
         cells = table.texts(column)
         kinds = set(cells) - {None}
         if not 1 < len(kinds) <= len(cells) / 2 or column == table.y:
@@ -172,6 +196,7 @@ def _by_rows(table: Table, x: Array) -> Labels | None:
     for column in table.columns:
         names = table.texts(column)
         few = 1 < len(set(names) - {None}) <= len(names) / MIN_ROWS
+        few = few and metrics.ITEM.fullmatch(column.strip()) is None
         if few and not table.is_numeric(column) and _repeats(x, names) == 0:
             return [column], names
     return None

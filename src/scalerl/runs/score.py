@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Literal
 
@@ -56,7 +57,10 @@ def choose_score(table: Table, asked: str | None) -> tuple[str, list[str], Direc
     if table.y is not None and table.y in table.columns:
         why = f" ({table.notes[-1]})" if table.notes else ""
         raise InputError(f"{table.name}: {table.y} holds no number{why}: choose another with --y")
-    found, _ = metrics.score_columns(c for c in table.numeric if direction(c) == "score")
+    found, stage = metrics.score_columns(c for c in table.numeric if direction(c) == "score")
+    if found and stage == "training" and len(only := held_out_metrics(table)) == 1:
+        why = f"{only[0]} is read as the score, the only held-out metric in [0, 1]"
+        return only[0], [f"{why}; --y {found[0]} reads the training scores"], "score"
     best = metrics.best_score(found) if found else None
     notes = [why for c in _better_unread(table, found) if (why := why_unread(table, c))]
     if best is not None:
@@ -79,7 +83,7 @@ def _only_column(table: Table) -> str:
     scores = [c for c in rest if direction(c) == "score"]
     # A table of two columns leaves nothing to choose.
     alone = len(rest) == len(scores) == 1 and len(table.numeric) == 2 and computes
-    if alone and not metrics.is_of_a_step(rest[0]):
+    if alone and not metrics.is_of_a_step(rest[0]) and not metrics.ITEM.fullmatch(rest[0].strip()):
         return rest[0]
     if not rest:
         named = [c for c in table.columns if metrics.score_columns([c])[0]]
@@ -114,19 +118,45 @@ def _say_error(table: Table, name: str) -> str:
 def could_serve(table: Table, but: str) -> tuple[str, ...]:
     """Columns that may be scores, the likeliest first: known names with values in [0, 1], else
     whatever lies there and is neither compute nor a metric of a training step."""
-    inside = [
-        c
-        for c in table.numeric
-        if c != but
-        and direction(c) != "loss"
-        and np.nanmin(values := table.numbers(c)) >= 0
-        and np.nanmax(values) <= 1
-    ]
+    inside = [c for c in _in_unit_range(table, table.numeric) if c != but]
     found = metrics.known_scores(inside)
     if not found:
         computes = set(metrics.compute_columns(table.numeric))
         found = [c for c in inside if c not in computes and not metrics.is_of_a_step(c)]
     return tuple(found)
+
+
+def held_out_metrics(table: Table) -> list[str]:
+    """Held-out metrics that may be scores though no known name says so: their values change, lie in
+    [0, 1], and their names are about nothing else (a length, a share of truncated answers)."""
+    computes = set(metrics.compute_columns(table.numeric))
+    named = [
+        c
+        for c in table.numeric
+        if metrics.is_held_out(c)
+        and c not in computes
+        and not metrics.is_beside(c)
+        and not metrics.is_other_metric(c)
+    ]
+    found = _in_unit_range(table, named)
+    return [c for c in found if np.nanmin(table.numbers(c)) < np.nanmax(table.numbers(c))]
+
+
+def training_scores(table: Table) -> dict[str, int]:
+    """Training scores in [0, 1] with their number of values, the likeliest first."""
+    named = [c for c in table.numeric if metrics.stage_of(c) == "training"]
+    found = metrics.known_scores(_in_unit_range(table, named))
+    return {c: int(np.isfinite(table.numbers(c)).sum()) for c in found}
+
+
+def _in_unit_range(table: Table, columns: Iterable[str]) -> list[str]:
+    return [
+        c
+        for c in columns
+        if direction(c) != "loss"
+        and np.nanmin(values := table.numbers(c)) >= 0
+        and np.nanmax(values) <= 1
+    ]
 
 
 def _better_unread(table: Table, found: list[str]) -> list[str]:

@@ -13,7 +13,14 @@ from scalerl.runs import metrics
 from scalerl.runs.axis import carry_forward, choose_axis, other_axes
 from scalerl.runs.names import LoadOptions, resolve, suggest
 from scalerl.runs.record import Array, ComputeKind, Stage
-from scalerl.runs.score import choose_score, could_serve, with_expression
+from scalerl.runs.score import (
+    choose_score,
+    could_serve,
+    held_out_metrics,
+    training_scores,
+    with_expression,
+)
+from scalerl.runs.step_costs import StepCost
 from scalerl.runs.table import Table, is_missing, rows_by_name
 from scalerl.text import listed
 
@@ -40,6 +47,16 @@ class Curve:
     is_error: bool = False
     #: Columns that may serve as the score in its place, where it may be refused for its range.
     alternatives: tuple[str, ...] = ()
+    #: Where `x` counts steps: how the cost of a step changes.
+    cost: StepCost | None = None
+    #: Training scores of the log where there are few of these: columns, with their values' number.
+    training: dict[str, int] = field(default_factory=dict)
+
+
+#: With fewer scores than this, training scores of the same log are named.
+FEW = 10
+#: Steps one after another, each with a score, from which on these are not evaluations.
+MIN_EVERY_STEP = 20
 
 
 def to_curve(table: Table, choice: LoadOptions) -> Curve:
@@ -47,14 +64,17 @@ def to_curve(table: Table, choice: LoadOptions) -> Curve:
     table = with_expression(table, choice.y)
     y_name, notes, way = choose_score(table, choice.y)
     y = table.numbers(y_name)
-    stage = _stage(table, y_name, notes, asked=choice.y is not None)
+    asked = choice.y is not None
     axis = choose_axis(table, y_name, choice, notes)
+    stage = _stage(table, y_name, axis.values, notes, asked)
     x = carry_forward(axis.values, y)
     if x is not axis.values and np.isfinite(x[np.isfinite(y)]).any():
         notes.append(f"{axis.name} is not on the rows of the score: the last value before is used")
     for column in dict.fromkeys((*axis.columns, y_name)):
         if bad := table.count_unreadable(column) if column in table.numeric else 0:
             notes.append(f"{bad} cells of {column} are not numbers")
+    if axis.cost is not None and axis.cost.changes:
+        notes.append(f"{axis.cost}: --x '{axis.cost.name}' fits on {axis.cost.kind}")
     here = _rows_of_score(table.columns[y_name], y)
     n_eval = _read_n_eval(table, choice.n_eval, y_name, stage, notes)
     return Curve(
@@ -71,7 +91,9 @@ def to_curve(table: Table, choice: LoadOptions) -> Curve:
         signs=read_warning_signs(table, np.flatnonzero(here)),
         axes={kind: v[here] for kind, v in other_axes(table, y, axis).items()},
         is_error=way == "error",
+        cost=axis.cost,
         alternatives=could_serve(table, y_name) if ((y < 0) | (y > 1)).any() else (),
+        training=training_scores(table) if np.isfinite(y).sum() < FEW and not asked else {},
     )
 
 
@@ -86,26 +108,46 @@ def _rows_of_score(cells: list[object], y: Array) -> np.ndarray[tuple[int], np.d
     return np.array([not is_missing(cell) for cell in cells], dtype=bool)
 
 
-def _stage(table: Table, y_name: str, notes: list[str], asked: bool) -> Stage:
+def _stage(table: Table, y_name: str, x: Array, notes: list[str], asked: bool) -> Stage:
     """What the score was taken on: the format says it, else its name, else what is beside it."""
     stage = metrics.stage_of(y_name)
     if stage == "unknown" and table.stage is not None:
         stage = table.stage
+    # One of a held-out metric where there is no other: `choose_score` has said so.
+    if stage == "unknown" and metrics.is_held_out(y_name):
+        stage = "validation"
     why = f"{y_name} is measured on training prompts"
     if stage == "unknown" and not metrics.says_what_of(y_name):
-        here = np.isfinite(table.numbers(y_name))
-        for name in (c for c in table.numeric if metrics.is_of_a_step(c)):
-            beside = table.numbers(name)[here]
-            # A bare `lr` that never changes is a setting of the run.
-            changes = "/" in name or len(np.unique(beside)) > 1
-            # Not all rows: the loss of a step may be missing or not finite.
-            if changes and np.isfinite(beside).mean() > 0.8:
-                stage = "training"
-                why = f"{y_name} stands beside {name}: taken as measured on training prompts"
-                break
+        found = _beside_training(table, y_name, x)
+        if found:
+            stage, why = "training", f"{y_name} {found}: taken as measured on training prompts"
+    if stage == "training" and not asked:
+        others = held_out_metrics(table)
+        none = f"{listed(others, 3)} may be validation scores: choose one with --y"
+        why += f"; {none if others else 'no validation score was found'}"
     if stage == "training":
-        notes.append(why if asked else f"{why}; no validation score was found")
+        notes.append(why)
     return stage
+
+
+def _beside_training(table: Table, y_name: str, x: Array) -> str:
+    """What shows that a score without a stage in its name is of training prompts; "" if nothing."""
+    here = np.isfinite(table.numbers(y_name))
+    for name in (c for c in table.numeric if metrics.is_of_a_step(c)):
+        beside = table.numbers(name)[here]
+        # A bare `lr` that never changes is a setting of the run.
+        changes = "/" in name or len(np.unique(beside)) > 1
+        # Not all rows: the loss of a step may be missing or not finite.
+        if changes and np.isfinite(beside).mean() > 0.8:
+            return f"stands beside {name}"
+    if any(metrics.is_held_out(c) for c in table.numeric if c != y_name):
+        return "is not among the held-out metrics of the log"
+    steps = np.unique(x[here & np.isfinite(x)])
+    rewards = [c for c in table.numeric if c != y_name and metrics.stage_of(c) == "training"]
+    # Evaluations come every few steps; what stands beside a reward at every single step does not.
+    if len(steps) >= MIN_EVERY_STEP and (np.diff(steps) == 1).all() and rewards:
+        return f"is logged at every step beside {rewards[0]}"
+    return ""
 
 
 def _read_n_eval(

@@ -15,14 +15,6 @@ from scalerl.runs.names import ANY, LoadOptions
 from scalerl.runs.restarts import split_restarts
 from scalerl.runs.table import Table, is_missing, rows_by_name, to_text
 
-#: Words of metrics that are no scores, in the name of a column: exactly, or inside a longer word.
-_METRIC_WORDS = frozenset({"lr", "kl", "len", "std", "err", "id", "idx", "mfu", "tps"})
-_METRIC_PARTS = re.compile(
-    r"loss|learning|entropy|grad|norm|length|time|timing|speed|stderr|error|clip|ratio|reward"
-    r"|memory|throughput|advantage|logprob",
-)
-#: Words before such a word that make it the name of a run: `no_kl`, `without-clip`.
-_WITHOUT = frozenset({"no", "without", "with", "wo", "w"})
 #: What differs between the columns of runs that are numbered: `seed1/acc`, `seed2/acc`.
 _NUMBERED = re.compile(r"(?:seed|run|trial|rep|replicate|exp)[ _\-#]?\d+", re.IGNORECASE)
 # W&B exports the band around each curve as well, in columns of its lower and upper edge.
@@ -102,7 +94,9 @@ def _split_columns(table: Table, computes: list[str]) -> list[Table]:
     numbered = len({_NUMBERED.sub("#", c) for c in scores}) == 1 and all(
         _NUMBERED.search(c) for c in scores
     )
-    if not numbered and (metrics.score_columns(scores)[0] or any(map(_is_metric, scores))):
+    if not numbered and (
+        metrics.score_columns(scores)[0] or any(map(metrics.is_other_metric, scores))
+    ):
         return [table]
     for column in scores:
         numbers = table.numbers(column)
@@ -121,21 +115,6 @@ def _split_columns(table: Table, computes: list[str]) -> list[Table]:
         )
         for column in scores
     ]
-
-
-def _is_metric(name: str) -> bool:
-    """Whether a column is called after a metric that is no score, rather than after a run.
-
-    >>> [_is_metric(n) for n in ("actor/grad_norm", "mean_kl", "grpo_lr1e-6", "kl-0.01", "no_kl")]
-    [True, True, False, False, False]
-    """
-    words = [w for w in re.split(r"[/_.\- ]+", name.strip().lower()) if w]
-    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
-        if before in _WITHOUT or after[:1].isdigit() or any(ch.isdigit() for ch in word):
-            continue
-        if word in _METRIC_WORDS or _METRIC_PARTS.search(word):
-            return True
-    return False
 
 
 def _split_wandb_export(table: Table) -> list[Table]:

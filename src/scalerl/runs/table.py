@@ -50,6 +50,8 @@ class Table:
     home: str = ""
     #: What the source calls the column of scores, where the reader gave it another name.
     y_title: str = ""
+    #: Where the run was changed under way: the step, and what was changed.
+    changes: list[tuple[int, str]] = field(default_factory=list)
     #: Columns that were computed from others, as the user asked.
     expressions: tuple[str, ...] = ()
     _numbers: dict[str, Array] = field(default_factory=dict, repr=False)
@@ -106,6 +108,7 @@ class Table:
             "notes": list(self.notes),
             "facts": dict(self.facts),
             "sizes": dict(self.sizes),
+            "changes": list(self.changes),
             "_numbers": {},
             "_missing": {},
         }

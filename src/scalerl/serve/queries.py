@@ -275,6 +275,7 @@ def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
         "low": scores(band[:, 0]),
         "high": scores(band[:, 1]),
         "end": hi,
+        "breaks": [amount(v) for v in f.run.breaks],
         "window": [lo, hi],
         "used": [used[0].tolist(), scores(used[1])],
         "held": [held[0].tolist(), scores(held[1])],

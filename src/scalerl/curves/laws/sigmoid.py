@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalerl.curves.alarm import find_fall
 from scalerl.curves.formula import one_thread
+from scalerl.curves.identified import why_not_identified
 from scalerl.curves.laws.law import Law, add_law
 from scalerl.curves.least_squares import fit_sigmoid
 from scalerl.curves.noise import bin_curve
 from scalerl.curves.paper import fit_paper_cells
-from scalerl.curves.paths import FuturePriors, FutureScenarios
-from scalerl.curves.posterior import Priors, sample_posterior
-from scalerl.curves.prediction import SigmoidPredictive, sample_quantiles, tails
-from scalerl.curves.result import IDENTIFIED_WIDTH, NO_GAIN, Fit, Window
+from scalerl.curves.paths import FutureScenarios
+from scalerl.curves.posterior import sample_posterior
+from scalerl.curves.prediction import SigmoidPredictive
+from scalerl.curves.priors import learned_priors, prior_kind
+from scalerl.curves.result import Fit, Window
 from scalerl.curves.warning_signs import find_signs, hazard_factor
 from scalerl.runs.record import Run
+
+#: Difference between the probabilities of a faster and of a slower approach than the sigmoid's from
+#: which on a fit says so.
+CLEAR_TAIL = 0.8
 
 
 @one_thread
@@ -29,38 +34,38 @@ def fit_posterior(w: Window) -> Fit:
     fixed: float | None = None
     source = "measured" if inside.compute[0] == 0 else "fitted"
     warnings = []
-    if w.r0 == "first":
+    # Where the level may have jumped, the first score is only a point like the others.
+    if w.r0 == "first" and not inside.breaks:
         fixed, source = float(inside.score[0]), "first"
     elif isinstance(w.r0, int | float):
         inside, source = _with_r0(inside, float(w.r0)), "given"
     elif source == "fitted" and w.run.r0 is not None:
         warnings.append(f"R_0 fitted; the source states {w.run.r0:g} (--r0 {w.run.r0:g} uses it)")
-    points = bin_curve(inside.compute, inside.score, inside.n_eval)
+    points = bin_curve(inside.compute, inside.score, inside.n_eval, inside.breaks)
+    kind = prior_kind(w.inside, points)
+    priors = w.priors or learned_priors(kind)
     rng = np.random.default_rng((w.seed, 0))
     posterior = sample_posterior(
-        points, float(np.log(inside.compute[-1])), fixed, rng, Priors(), w.draws
+        points, float(np.log(inside.compute[-1])), fixed, rng, priors.window, w.draws
     )
-    fall = find_fall(w.inside.compute, w.inside.score, points)
-    alarm = fall is not None and fall.alarm
+    fall = w.fall(points)
     signs = find_signs(w.inside.signs)
-    priors = FuturePriors()
-    scenarios = FutureScenarios.draw(posterior, fall, priors, w.seed, hazard_factor(signs))
-    predictive = SigmoidPredictive(posterior, scenarios, priors, w.seed)
+    scenarios = FutureScenarios.draw(posterior, fall, priors.future, w.seed, hazard_factor(signs))
+    predictive = SigmoidPredictive(posterior, scenarios, priors.future, w.seed)
     samples = {k: predictive.parameter(k) for k in ("R_0", "A", "B", "C_mid")}
     params = {k: float(np.median(v)) for k, v in samples.items()}
-    low, high = sample_quantiles(samples["A"], tails(0.9))
-    no_gain = posterior.no_gain
-    identified = bool(high - low <= IDENTIFIED_WIDTH) and not alarm and no_gain < NO_GAIN
-    if no_gain >= NO_GAIN and not alarm:
+    alarm = fall is not None and fall.alarm
+    why_not = why_not_identified(predictive, alarm)
+    if why_not and not alarm:
+        warnings.append(why_not)
+    if abs(posterior.tail) > CLEAR_TAIL:
+        how = "faster" if posterior.tail > 0 else "more slowly"
         warnings.append(
-            f"no gain seen (probability {no_gain:.2f} that none is under way); a rise cannot be "
-            "excluded: no ceiling is quoted"
+            f"the curve nears its ceiling {how} than a sigmoid: A allows for it, the sigmoid drawn "
+            "through the same points would not"
         )
-    elif not identified and not alarm:
-        warnings.append(
-            f"ceiling not identified: 90 % interval [{low:.2f}, {high:.2f}] is wider than "
-            f"{IDENTIFIED_WIDTH:g}; train longer before quoting it"
-        )
+    if inside.score_kind == "unknown" and kind == "training":
+        warnings.append("read as a training reward, by its noise or because every step has one")
     curve = posterior.median_law(w.inside.compute)
     return w.build(
         predictive,
@@ -68,10 +73,10 @@ def fit_posterior(w: Window) -> Fit:
         curve,
         fall,
         source,
-        identified,
+        not why_not,
         warnings,
         posterior.early,
-        no_gain,
+        posterior.no_gain,
         signs,
     )
 

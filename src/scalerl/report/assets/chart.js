@@ -90,7 +90,7 @@ export class Chart {
   redraw() { this.plot?.redraw(false); }
 
   // runs: [{ name, colour, curve, ceiling: [A, low, high], note, alarm }], where a curve is { x,
-  //       median, low, high, end, used, held, unit } and in the report also seenLow, seenHigh, law,
+  //       median, low, high, end, breaks, used, held, unit } and in the report also seenLow, seenHigh, law,
   //       power, powerA; used and held are [compute, score]
   // marks: { lo, hi, budget, target, truth, points: [compute] }
   show(runs, marks = {}, log = this.log, layers = {}) {
@@ -295,6 +295,10 @@ export class Chart {
     if (!this.moved && curve.x.length) {
       this.straight(pen, X(curve.end), top, X(curve.end), bottom, muted, 1, [1, 3]);
       this.text(pen, "fitted | forecast", X(curve.end), top - 8 * px, { align: "center" });
+    }
+    for (const at of curve.breaks ?? []) {
+      this.straight(pen, X(at), top, X(at), bottom, muted, 1.2, [4, 2]);
+      this.text(pen, "changed", X(at) - 4 * px, bottom - 8 * px, { align: "right", halo: true });
     }
     if (this.layers.power && curve.power) {
       const n = curve.x.length - 1, side = curve.power[n] < curve.median[n] ? 16 : -7;

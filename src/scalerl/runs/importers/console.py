@@ -1,15 +1,17 @@
 """What a training job printed: the lines of metrics among everything else in a console log.
 
-Three kinds of lines are read, wherever in a line they begin (after a time, a level, Ray's
+Four kinds of lines are read, wherever in a line they begin (after a time, a level, Ray's
 `(TaskRunner pid=1)`) and whatever stands between them:
 
     step:20 - critic/score/mean:0.41 - val-core/gsm8k/acc/mean@16:0.38        verl
     {'loss': 0.01, 'reward': 0.4, 'epoch': 0.31}                              Hugging Face, TRL
     {"system/step": 20, "val/all/acc": 0.38}                                  ROLL, and others
+    Step 20 | Time: 34.5s | Reward: 0.41                                      names with numbers
 
-A dict of TRL has no step: it is the number that the progress bar last showed. Nothing is executed:
-dicts are read as JSON or by `ast.literal_eval`. Colours are taken out. Lines that are none of these
-are passed over, and one that is cut off is as well.
+A dict of TRL has no step: it is the number that the progress bar last showed. Before other dicts
+stands a step (slime: `rollout 20: {...}`). Names with numbers are read by `printed_pairs.py`.
+Nothing is executed: dicts are read as JSON or by `ast.literal_eval`. Colours are taken out. Lines
+that are none of these are passed over, and one that is cut off is as well.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from itertools import islice
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.runs.importers import LIKELY, Importer, by_suffix
+from scalerl.runs.importers import FALLBACK, LIKELY, Importer, by_suffix
 from scalerl.runs.importers.delimited import looks_delimited
 from scalerl.runs.importers.json_logs import opens_list, opens_object
+from scalerl.runs.importers.printed_pairs import PairReader, step_before
 from scalerl.runs.importers.text_files import Lines, is_text
 from scalerl.runs.limits import Meter
 from scalerl.runs.table import Table, flatten, from_rows, to_float
@@ -49,9 +52,10 @@ _NOT_A_NUMBER = re.compile(r"(?<=[:,\[\s])[+-]?(?:nan|inf)(?=[,}\]\s])")
 
 def looks_printed(path: Path) -> bool:
     """Whether lines of metrics are among the first lines of a text file."""
+    pairs = PairReader()
     with closing(iter(Lines(path))) as lines:
         for line in islice(lines, MAX_SNIFFED_LINES):
-            if any(_row(piece) is not None for piece in _pieces(line)):
+            if any(_row(piece, pairs) is not None for piece in _pieces(line)):
                 return True
     return False
 
@@ -63,9 +67,10 @@ def read_console(path: Path, name: str) -> Table:
     bars: dict[str, list[tuple[int, int]]] = {}
     stepless = 0
     meter = Meter(path)
+    pairs = PairReader()
     for line in lines:
         for piece in _pieces(line):
-            row = _row(piece)
+            row = _row(piece, pairs)
             if row is not None:
                 stepless += "epoch" in row and not any("step" in key for key in row)
                 rows.append(row)
@@ -76,7 +81,11 @@ def read_console(path: Path, name: str) -> Table:
                 if not seen or seen[-1][1] != int(bar[1]):
                     seen.append((len(rows), int(bar[1])))
     if not rows:
-        raise InputError(f"{path}: no line of metrics in it: give a log of metrics")
+        raise InputError(
+            f"{path}: what a job printed, without a line of metrics that can be read, such as "
+            "`step=20 val_acc=0.38`: give the log of metrics, or write its points as CSV: "
+            "step,val_acc"
+        )
     notes = [f"{len(rows)} lines of metrics among what was printed"]
     if stepless and bars:
         # Evaluations have bars of their own, which are short and come again.
@@ -108,13 +117,17 @@ def _pieces(line: str) -> Iterator[str]:
             yield piece
 
 
-def _row(piece: str) -> dict[str, object] | None:
+def _row(piece: str, pairs: PairReader) -> dict[str, object] | None:
     if "step:" in piece and (start := _STEP.search(piece)):
         return _pairs(piece, start)
     begin, end = piece.find("{"), piece.rfind("}")
     if begin < 0 or end - begin < 4 or end - begin > MAX_DICT or piece[begin + 1] not in "'\"":
-        return None
-    return _dict(piece[begin : end + 1])
+        return pairs.row(piece)
+    row = _dict(piece[begin : end + 1])
+    step = step_before(piece[:begin])
+    if row and step is not None and not any("step" in key for key in row):
+        row["step"] = step
+    return row
 
 
 def _pairs(piece: str, start: re.Match[str]) -> dict[str, object]:
@@ -175,10 +188,23 @@ def _sniff(path: Path, head: bytes) -> float:
     # The first tests are cheap; the last ones read the file, up to MAX_SNIFFED_LINES of it.
     if not is_text(head) or opens_object(head) or opens_list(head):
         return 0.0
-    return LIKELY if not looks_delimited(path) and looks_printed(path) else 0.0
+    if looks_delimited(path):
+        return 0.0
+    if looks_printed(path):
+        return LIKELY
+    # Its error says what to do. A file that is called a table has errors of its own.
+    return 2 * FALLBACK if not _is_table(path) and _is_prose(path) else 0.0
+
+
+def _is_prose(path: Path) -> bool:
+    """Whether most of the first lines are several words, as no row of a table is."""
+    with closing(iter(Lines(path))) as lines:
+        words = [len(line.split()) for line in islice(lines, 40) if line.strip()]
+    return bool(words) and sorted(words)[len(words) // 2] >= 3
 
 
 _is_named_log = by_suffix(".log", ".out", ".txt", ".err")
+_is_table = by_suffix(".csv", ".tsv")
 
 IMPORTER = Importer(
     read=lambda path: [read_console(path, path.stem)],

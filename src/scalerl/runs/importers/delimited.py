@@ -8,6 +8,7 @@ the middle of a number, which nothing in a CSV could tell.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
@@ -21,6 +22,8 @@ from scalerl.runs.table import Table, to_float
 
 #: Characters from which the delimiter is found: each of the four is tried on all of them.
 MAX_SAMPLE = 1_000_000
+#: What TensorBoard calls the CSV of one tag; a slash in the tag becomes an underscore.
+_DOWNLOAD = re.compile(r"run-(.+)-tag-(.+)")
 _DELIMITERS = (",", "\t", ";", "|")
 
 
@@ -66,7 +69,12 @@ def read_delimited(path: Path, name: str, some: Lines | None = None) -> Table:
     columns: dict[str, list[object]] = {
         column: [row[i] for row in rows] for i, column in enumerate(header)
     }
-    return Table(name, columns, str(path), notes)
+    table = Table(name, columns, str(path), notes)
+    tag = _DOWNLOAD.fullmatch(path.stem)
+    if tag and header == ["Wall time", "Step", "Value"]:
+        table.name, table.y, table.home = tag[1], tag[2], str(path.parent / tag[1])
+        table.columns = {tag[2] if c == "Value" else c: cells for c, cells in columns.items()}
+    return table
 
 
 def looks_delimited(path: Path) -> bool:
@@ -74,13 +82,19 @@ def looks_delimited(path: Path) -> bool:
     with closing(iter(Lines(path))) as start:
         sample = _sample(start)
     # No header names a dict or a step: such a line was printed.
-    if len(sample) < 2 or "{" in sample[0] or "step:" in sample[0]:
+    if len(sample) < 2 or "{" in sample[0] or "step:" in sample[0] or _are_printed(*sample[:2]):
         return False
     try:
         widths = {len(row) for row in csv.reader(sample, delimiter=_sniff(sample))}
     except csv.Error:
         return False
     return len(widths) == 1 and widths.pop() > 1
+
+
+def _are_printed(first: str, second: str) -> bool:
+    """Whether two lines give numbers to the same names, as `step=1 | loss=0.2`: no header does."""
+    names = [re.sub(r"[\d.]+", "0", line) for line in (first, second)]
+    return names[0] == names[1] and bool(re.search(r"[A-Za-z].*[=:]\s*[+-]?0", names[0]))
 
 
 def _sample(lines: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from scalerl.runs.table import to_float
 
 _STEP = re.compile(
-    r"(?:^|[^a-z])(?:global_?step|checkpoint|ckpt|step|iteration|iter|update)s?"
+    r"(?:^|[^a-z])(?:global_?step|checkpoint|ckpt|step|iteration|iter|update|rollout|completion)s?"
     r"[_\-=. ]?(\d{1,12})(?![\d.]*[a-z])",
     re.IGNORECASE,
 )

@@ -95,6 +95,10 @@ _LISTS = frozenset({"history", "log_history", "logs", "log", "metrics", "results
 def _table(value: Any, name: str, path: Path) -> Table | None:
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         return Table(name, to_columns(value, path), str(path))
+    if isinstance(value, list) and value and all(map(_is_triple, value)):
+        # What TensorBoard downloads as JSON.
+        rows = [dict(zip(("wall_time", "step", "value"), row, strict=True)) for row in value]
+        return Table(name, to_columns(rows, path), str(path))
     if not isinstance(value, dict) or not value:
         return None
     columns = {k: v for k, v in value.items() if isinstance(v, list)}
@@ -102,6 +106,8 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
         limits = ImportLimits.from_environment()
         limits.check_table(path, len(next(iter(columns.values()))), len(columns))
         return Table(name, columns, str(path))
+    if len(columns) == len(value) > 2 and not _of_records(columns):
+        return _of_unequal_lists(columns, name, path)
     steps = [(step_in_name(str(key)), row) for key, row in value.items()]
     known = [(step, row) for step, row in steps if step is not None and isinstance(row, dict)]
     # One key in ten may be something else, such as a summary.
@@ -110,6 +116,26 @@ def _table(value: Any, name: str, path: Path) -> Table | None:
     notes = [f"{len(steps) - len(known)} keys that are no steps left out"]
     rows = [{"step": step} | row for step, row in known]
     return Table(name, to_columns(rows, path), str(path), notes if len(steps) > len(known) else [])
+
+
+def _is_triple(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 3 and all(type(v) in (int, float) for v in row)
+
+
+def _of_unequal_lists(columns: dict[str, list[Any]], name: str, path: Path) -> Table | None:
+    """`{"train_steps": [...], "train_reward": [...], "eval_steps": [...], "eval_acc": [...]}`:
+    lists of one length belong together, and each length has steps of its own."""
+    rows: list[dict[str, Any]] = []
+    for length in dict.fromkeys(map(len, columns.values())):
+        together = {k: v for k, v in columns.items() if len(v) == length}
+        known = metrics.compute_columns(together)
+        if not known or len(together) < 2:
+            return None
+        renamed = {"step" if k == known[0] else k: v for k, v in together.items()}
+        rows += [
+            dict(zip(renamed, row, strict=True)) for row in zip(*renamed.values(), strict=True)
+        ]
+    return Table(name, to_columns(rows, path), str(path))
 
 
 def _of_records(columns: dict[str, list[Any]]) -> bool:

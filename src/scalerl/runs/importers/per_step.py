@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scalerl.errors import InputError
 from scalerl.runs import metrics
-from scalerl.runs.importers import Collected, Importer, apply_to_each, harness_results
+from scalerl.runs.importers import Collected, Importer, apply_to_each, harness_results, parquet
 from scalerl.runs.importers.json_logs import parse, parse_document
 from scalerl.runs.importers.text_files import check_file, read_text
 from scalerl.runs.record import Stage
@@ -53,7 +53,7 @@ class StepFiles:
         words = [self.template, *(part.name for part in (self.place, self.place.parent))]
         for word in words:
             for part in reversed(word.split("/")):
-                stage = metrics.stage_of_rows(re.sub(r"\.jsonl?$|\*", "", part).strip("_-. "))
+                stage = metrics.stage_of_rows(re.sub(r"\.\w+$|\*", "", part).strip("_-. "))
                 if stage == "validation" or (stage == "training" and "step" not in part):
                     return stage
         return "unknown"
@@ -93,7 +93,7 @@ def find_series(folder: Path, children: Iterable[Path]) -> tuple[list[StepFiles]
     return series, {child for s in series for child in of[s.template]}
 
 
-_SUFFIXES = (".json", ".jsonl")
+_SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
 def read_series(series: list[StepFiles]) -> list[Table]:
@@ -172,6 +172,11 @@ def _value(file: Path) -> object:
     try:
         if check_file(file) > MAX_FILE:
             return None
+        if file.suffix == ".parquet":
+            columns = parquet.read_parquet(file, file.stem).columns
+            return [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
         text = read_text(file)
         value = parse_document(text, file)
     except InputError:
@@ -222,14 +227,18 @@ def _float(cell: object) -> float:
 
 
 def _template(part: str) -> str:
-    if (stem := part.removesuffix(".jsonl").removesuffix(".json")).isdigit():
+    if (stem := _stem(part)).isdigit():
         return "*" + part[len(stem) :]
     named = _TIME.sub("*", part)
-    step = harness_results.step_in_name(named.removesuffix(".jsonl").removesuffix(".json"))
+    step = harness_results.step_in_name(_stem(named))
     if step is None:
         return named
     at = [m for m in re.finditer(r"\d+", named) if int(m[0]) == step][-1]
     return named[: at.start()] + "*" + named[at.end() :]
+
+
+def _stem(name: str) -> str:
+    return next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
 
 
 def _below(folder: Path, depth: int = 3) -> list[Path]:

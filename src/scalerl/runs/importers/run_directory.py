@@ -7,6 +7,7 @@ of downstream sets and of later versions, and a damaged file is refused with the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from scalerl.runs.importers import CERTAIN, Importer
 from scalerl.runs.importers.json_logs import read_jsonl
 from scalerl.runs.importers.text_files import is_text
-from scalerl.runs.lines import EvalLine, StepLine
+from scalerl.runs.interventions import interventions
+from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.reader import RunReader, StepHealthRow, read_step_health
 from scalerl.runs.table import Table, to_float
 
@@ -43,11 +45,13 @@ def read_run_directory(directory: Path) -> Table:
     """
     table = read_jsonl(directory / FILE, run_name(directory))
     _add_signs(table, directory)
-    return assign_roles(table, directory)
+    return assign_roles(table, directory, RunReader(directory).read(EventLine))
 
 
-def assign_roles(table: Table, directory: Path) -> Table:
-    """The validations of a run with compute, score, evaluation sizes and group filled in."""
+def assign_roles(table: Table, directory: Path, events: Iterable[EventLine]) -> Table:
+    """The validations of a run with compute, score, evaluation sizes, group and changes filled
+    in."""
+    table.changes = interventions(events)
     table.x, table.y, table.stage = "compute/device_hours", "pass_rate", "validation"
     for name in [c for c in table.columns if c.rpartition("/")[2] == "pass_rate"]:
         _add_size(table, name)
