@@ -3,7 +3,8 @@ intervals from resampling whole runs and whole sources.
 
 python benchmarks/rivals.py DIR [DIR ...] [--scores FILE]     some twenty minutes on three folders
 
-DIR is as for benchmarks/backtest.py. Only summaries are written to benchmarks/results. `--scores`
+DIR is as for benchmarks/backtest.py. Ours has the priors that were learned without the source of the
+run (results/learn_priors.json), because the rivals have seen none of these curves. Only summaries are written to benchmarks/results. `--scores`
 keeps the score of every task in a file elsewhere, to see where a method wins; methods that the file
 has already are not repeated.
 """
@@ -22,10 +23,12 @@ from typing import Any
 import numpy as np
 
 from backtest import OURS, REFERENCE, cluster, read
+from calibration import priors_without
 from forecasters import forecasters
-from record import save
-from scalerl import Run
+from record import RESULTS, save
+from scalerl import Run, fit
 from scalerl.curves.backtest import METHODS, BacktestResult, BacktestScore, backtest
+from scalerl.curves.result import Fit
 from scalerl.report.progress import ProgressBar
 
 RESAMPLES = 2000
@@ -121,11 +124,19 @@ def situations(runs: Sequence[Run], scores: Sequence[BacktestScore]) -> list[dic
     return rows
 
 
+def fit_without_source(run: Run, learned: dict[str, Any]) -> Fit:
+    """Our fit with the priors learned without the run's source; with all where it was not used."""
+    if run.group not in learned["without"]:
+        return fit(run)
+    return fit(run, priors=priors_without(run.group, run, learned))
+
+
 def measured(
     runs: Sequence[Run], kinds: dict[str, str], file: Path | None
 ) -> tuple[list[BacktestScore], dict[str, float]]:
     """The score of every method on every task, and CPU milliseconds a task by method."""
-    methods = METHODS | forecasters(runs)
+    learned = json.loads((RESULTS / "learn_priors.json").read_text())
+    methods = METHODS | {OURS: lambda run: fit_without_source(run, learned)} | forecasters(runs)
     known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     with ProgressBar("back-testing") as tick:
         for i, (name, method) in enumerate(methods.items()):
