@@ -3,10 +3,10 @@ intervals from resampling whole runs and whole sources.
 
 python benchmarks/rivals.py DIR [DIR ...] [--scores FILE]     some twenty minutes on three folders
 
-DIR is as for benchmarks/backtest.py. Ours has the priors that were learned without the source of the
-run (results/learn_priors.json), because the rivals have seen none of these curves. Only summaries are written to benchmarks/results. `--scores`
-keeps the score of every task in a file elsewhere, to see where a method wins; methods that the file
-has already are not repeated.
+DIR is as for benchmarks/backtest.py. Ours has the priors that were learned without the source of
+the run (results/learn_priors.json), because the rivals have seen none of these curves. Only
+summaries are written to benchmarks/results. `--scores` keeps the score of every task in a file
+elsewhere, to see where a method wins; methods that the file has already are not repeated.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def measured(
 ) -> tuple[list[BacktestScore], dict[str, float]]:
     """The score of every method on every task, and CPU milliseconds a task by method."""
     learned = json.loads((RESULTS / "learn_priors.json").read_text())
-    methods = METHODS | {OURS: lambda run: fit_without_source(run, learned)} | forecasters(runs)
+    others = {name: method for name, method in METHODS.items() if name != OURS}
+    methods = others | forecasters(runs) | {OURS: lambda run: fit_without_source(run, learned)}
     known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     with ProgressBar("back-testing") as tick:
         for i, (name, method) in enumerate(methods.items()):

@@ -102,8 +102,8 @@ def calibration_rivals() -> str:
     return markdown(["CRPS (90 % holds)", *kinds], body)
 
 
-#: Classes of runs on the page about rivals; the noise controls are left to the JSON.
-RIVAL_CLASSES = ["healthy", "flat", "declining", "training"]
+#: Classes of runs on the page about rivals.
+RIVAL_CLASSES = ["healthy", "flat", "declining", "training", "control"]
 
 
 def _rival_rows() -> dict[tuple[str, str], dict[str, Any]]:

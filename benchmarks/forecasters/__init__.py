@@ -6,9 +6,9 @@ trained to reproduce the posterior under a prior over curves which the packages 
 posterior under that same prior is sampled, so an error of the network's approximation is not held
 against them, and no pickle is loaded.
 
-Every rival but the bootstrap knows what a network's input needs and ours is not given: the last
-compute of the whole run (its budget). Scores are in [0, 1] and the step axis is linear, as in
-their papers.
+The sums of families (LC-PFN, FT-PFN, Domhan) know what their axis needs and ours is not given: the
+last compute of the whole run, its budget. Scores are in [0, 1] and the axis is linear in compute,
+as in their papers.
 """
 
 from __future__ import annotations
