@@ -77,15 +77,18 @@ def test_forecasts_continue_a_curve_that_the_rival_can_describe(name):
     assert 0.002 < high - low < 0.25
 
 
-def test_ft_pfn_expects_falls_and_lc_pfn_does_not():
-    """A saturated curve may turn down under the prior of FT-PFN; LC-PFN's ends above its start."""
-    x = np.linspace(0.0, 1000.0, 40)
-    run = Run("level", x_kind="steps", compute=x, score=0.5 + 0.01 * (-1.0) ** np.arange(40))
-    falls = {}
+def test_ft_pfn_continues_a_fall_and_lc_pfn_does_not():
+    """Curves turn back after their saturation under the prior of FT-PFN; LC-PFN's do not."""
+    x = np.linspace(0.0, 1000.0, 60)
+    noise = 0.01 * (-1.0) ** np.arange(60)
+    risen = 0.2 + 0.4 * (1.0 - np.exp(-x / 80.0)) - 0.0006 * np.maximum(x - 300.0, 0.0)
+    run = Run("turning", x_kind="steps", compute=x, score=risen + noise)
+    ahead = {}
     for name in ("LC-PFN's prior", "FT-PFN's prior"):
-        fitted = forecasters([run])[name](run.window(None, 500.0))
-        falls[name] = (fitted.predictive.levels(np.array([1000.0])) < 0.45).mean()
-    assert falls["LC-PFN's prior"] < 0.01 < falls["FT-PFN's prior"]
+        fitted = forecasters([run])[name](run.window(None, 600.0))
+        ahead[name] = float(fitted.predict([1000.0]).median[0])
+    assert ahead["FT-PFN's prior"] < risen[x <= 600.0][-1] - 0.05
+    assert ahead["LC-PFN's prior"] > risen[x <= 600.0][-1]
 
 
 def test_backtest_takes_forecasters_of_ones_own():
