@@ -102,6 +102,54 @@ def calibration_rivals() -> str:
     return markdown(["CRPS (90 % holds)", *kinds], body)
 
 
+#: Classes of runs on the page about rivals.
+RIVAL_CLASSES = ["healthy", "flat", "declining", "training", "control"]
+
+
+def _rival_rows() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(r["method"], r["run_class"]): r for r in result("rivals")["by_class"]}
+
+
+def rivals_scores() -> str:
+    """CRPS of every method by class, and how often its 50 % and 90 % intervals hold."""
+    by = _rival_rows()
+    body = [
+        [m, *(f"{r['crps']:.4f} ({r['cover50']:.2f}, {r['cover90']:.2f})"
+              for k in RIVAL_CLASSES for r in (by[m, k],))]
+        for m in dict.fromkeys(m for m, _ in by)
+    ]  # fmt: skip
+    counts = [f"{k}, {r['runs']} / {r['tasks']}" for k in RIVAL_CLASSES
+              for r in (by["scalerl", k],)]  # fmt: skip
+    return markdown(["CRPS (50 %, 90 % holds)", *counts], body)
+
+
+def rivals_behind() -> str:
+    """CRPS minus ours, with intervals from resampling runs and sources."""
+    by = _rival_rows()
+
+    def cell(r: dict[str, Any]) -> str:
+        ends = [[f"{v:+.4f}" for v in r[f"intervals_by_{group}"]["behind"]]
+                for group in ("runs", "sources")]  # fmt: skip
+        return f"{r['behind']:+.4f} [{', '.join(ends[0])}] [{', '.join(ends[1])}]"
+
+    names = [m for m in dict.fromkeys(m for m, _ in by) if m != "scalerl"]
+    body = [[m, *(cell(by[m, k]) for k in RIVAL_CLASSES)] for m in names]
+    return markdown(["CRPS minus ours", *RIVAL_CLASSES], body)
+
+
+def rivals_where() -> str:
+    """CRPS by situation, with the share of outcomes below the median."""
+    rows = result("rivals")["by_situation"]
+    by = {(r["method"], r["situation"]): r for r in rows}
+    kinds = list(dict.fromkeys(r["situation"] for r in rows))
+    body = [
+        [m, *(f"{by[m, k]['crps']:.4f} ({by[m, k]['below']:.2f})" for k in kinds)]
+        for m in dict.fromkeys(r["method"] for r in rows)
+    ]
+    counts = [f"{k}: {by['scalerl', k]['tasks']}" for k in kinds]
+    return markdown(["CRPS (outcome below the median)", *counts], body)
+
+
 def calibration_shares() -> str:
     """How often the 90 % interval holds by class and by the share of the run that was seen."""
     rows = result("calibration")["by_share"]
@@ -767,6 +815,9 @@ TABLES: dict[str, Callable[[], str]] = {
         calibration_shares,
         calibration_ceilings,
         learned_constants,
+        rivals_scores,
+        rivals_behind,
+        rivals_where,
         backtest_least,
         backtest_methods,
         backtest_alarms,

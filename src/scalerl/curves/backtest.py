@@ -10,7 +10,7 @@ interval. Whether the alarm was on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,11 @@ def _fit_paper_fast(run: Run) -> Fit:
     return fit_from_cells(Window(run, run, SIGMOID, "paper", 0.9, "first"), cells, "first", [])
 
 
+#: A method of the back-test: the points seen so far -> a Fit that can predict.
+Forecaster = Callable[[Run], Fit]
+
 #: Name of each method in the tables, ours last.
-METHODS: dict[str, Callable[[Run], Fit]] = {
+METHODS: dict[str, Forecaster] = {
     "no change": lambda run: fit(run, law=NO_CHANGE),
     "paper": _fit_paper_fast,
     "power law": lambda run: fit(run, law=POWER),
@@ -209,22 +212,24 @@ def classify(run: Run) -> str:
 def backtest(
     runs: Iterable[Run],
     fractions: Sequence[float] = (0.25, 0.5, 0.75),
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str] | Mapping[str, Forecaster] | None = None,
     classes: dict[str, str] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> BacktestResult:
-    """Back-test the methods on these runs. `classes` gives each run's class by name where it is
-    known; otherwise `classify` finds it from the whole run.
+    """Back-test the methods on these runs: names from METHODS, or forecasters of your own by the
+    name that the tables give them. `classes` gives each run's class by name where it is known;
+    otherwise `classify` finds it from the whole run.
 
     >>> from scalerl import load_runs
     >>> result = backtest(load_runs("example:paper-8b"), methods=["no change", "scalerl"])
     >>> [row["method"] for row in result.summary()]
     ['no change', 'scalerl']
+    >>> from scalerl import fit
+    >>> mine = {"late": lambda run: fit(run, lo=1500.0)}
+    >>> backtest(load_runs("example:paper-8b"), methods=mine).summary()[0]["method"]
+    'late'
     """
-    names = list(METHODS) if methods is None else list(methods)
-    for name in names:
-        if name not in METHODS:
-            raise InputError(f"no method {name!r} to back-test: choose from {', '.join(METHODS)}")
+    forecasters = methods if isinstance(methods, Mapping) else _named(methods)
     for f in fractions:
         if not 0.0 < f < 1.0:
             raise InputError(f"a fraction of the run must lie between 0 and 1, not {f:g}")
@@ -250,14 +255,26 @@ def backtest(
     for i, (run, f, window, rest) in enumerate(tasks):
         kind = (classes or {}).get(run.name) or classify(run)
         last = min(max(1, round(0.1 * len(run))), len(rest))
-        scores += [_score(name, run, kind, f, window, rest, last, wholes) for name in names]
+        scores += [
+            _score(name, forecaster, run, kind, f, window, rest, last, wholes)
+            for name, forecaster in forecasters.items()
+        ]
         if progress is not None:
             progress((i + 1) / len(tasks))
     return BacktestResult(tuple(scores), tuple(skipped))
 
 
+def _named(names: Sequence[str] | None) -> dict[str, Forecaster]:
+    """The built-in methods of these names; all of them without names."""
+    for name in names or ():
+        if name not in METHODS:
+            raise InputError(f"no method {name!r} to back-test: choose from {', '.join(METHODS)}")
+    return {name: METHODS[name] for name in (METHODS if names is None else names)}
+
+
 def _score(
     method: str,
+    forecaster: Forecaster,
     run: Run,
     kind: str,
     fraction: float,
@@ -267,10 +284,10 @@ def _score(
     wholes: dict[tuple[str, str], Fit],
 ) -> BacktestScore:
     """One method fitted to `window` and scored on the `last` points of `rest`."""
-    fitted = METHODS[method](window)
+    fitted = forecaster(window)
     agrees = None
     if fitted.identified:
-        whole = wholes.get((run.name, method)) or METHODS[method](run)
+        whole = wholes.get((run.name, method)) or forecaster(run)
         wholes[run.name, method] = whole
         low, high = fitted.interval("A", 0.9)
         agrees = low <= whole.params["A"] <= high if whole.identified else None
