@@ -107,7 +107,7 @@ def cut(found: Sequence[Curve]) -> list[Task]:
 
 def priors_without(source: str, seen: Run, learned: dict[str, Any]) -> CurvePriors:
     """The priors that were learned without this source, for the kind of score of a window."""
-    kind = prior_kind(bin_curve(seen.compute, seen.score, seen.n_eval), seen.score_kind)
+    kind = prior_kind(seen, bin_curve(seen.compute, seen.score, seen.n_eval))
     table = learned["without"][source]
     return CurvePriors.from_dict({**table["both"], **table[kind]})
 

@@ -95,12 +95,12 @@ CONSTANTS = {
     "reversion": Constant(0.3, 0.5, "log"),
     "ceiling_keeps": Constant(0.9, 1.0, "logit"),
     "fall_weight": Constant((0.35, 0.2, 0.2, 0.25), 0.7, "shares"),
-    "flat_weight": Constant((0.3, 0.05), 1.0, "logit", by_kind=True),
-    "a_step": Constant((0.04, 0.15), 0.7, "log", by_kind=True),
+    "flat_weight": Constant((0.3, 0.03), 1.0, "logit", by_kind=True),
+    "a_step": Constant((0.04, 0.2), 0.7, "log", by_kind=True),
     "a_share": Constant((0.3, 0.3), 0.7, "log", by_kind=True),
-    "a_sd": Constant((0.12, 0.25), 0.5, "log", by_kind=True),
-    "hazard": Constant((0.03, 0.06), 1.0, "log", by_kind=True),
-    "plateau_hazard": Constant((0.12, 0.06), 1.0, "log", by_kind=True),
+    "a_sd": Constant((0.12, 0.35), 0.5, "log", by_kind=True),
+    "hazard": Constant((0.03, 0.04), 1.0, "log", by_kind=True),
+    "plateau_hazard": Constant((0.15, 0.04), 1.0, "log", by_kind=True),
     "takeoff_probability": Constant((0.05, 0.05), 1.0, "logit", by_kind=True),
 }
 

@@ -88,12 +88,17 @@ def test_both_forecasts_are_printed():
 
 def test_the_kind_of_a_score_is_taken_from_the_log_or_else_from_its_noise():
     rng = np.random.default_rng(0)
-    steps = np.arange(1.0, 101.0)
-    noisy = np.clip(0.3 + 0.002 * steps + 0.06 * rng.standard_normal(100), 0.0, 1.0)
-    quiet = np.clip(0.3 + 0.002 * steps + 0.004 * rng.standard_normal(100), 0.0, 1.0)
-    assert prior_kind(bin_curve(steps, noisy, None), "unknown") == "training"
-    assert prior_kind(bin_curve(steps, quiet, None), "unknown") == "validation"
-    assert prior_kind(bin_curve(steps, noisy, None), "validation") == "validation"
+    steps = 10.0 * np.arange(1, 101)
+    rise = 0.3 + 0.0002 * steps
+
+    def kind(x, sd, stated="unknown"):
+        y = np.clip(rise + sd * rng.standard_normal(100), 0.0, 1.0)
+        return prior_kind(Run("mine", x, y, "steps", score_kind=stated), bin_curve(x, y, None))
+
+    assert kind(steps, 0.06) == "training" and kind(steps, 0.004) == "validation"
+    assert kind(steps, 0.06, "validation") == "validation"
+    assert kind(steps / 10.0, 0.004) == "training"  # a score at every step
+    noisy = np.clip(rise + 0.06 * rng.standard_normal(100), 0.0, 1.0)
     read = fit(steps, noisy)
     assert any("read as a training reward" in w for w in read.warnings)
     stated = fit(Run("mine", steps, noisy, "steps", score_kind="training"))

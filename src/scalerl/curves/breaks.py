@@ -64,7 +64,7 @@ def sharpest_step(run: Run) -> Jump | None:
     i, height = found
     at = float(inside.compute[i - 1])
     points = bin_curve(run.compute, run.score, run.n_eval, (at,))
-    priors = learned_priors(prior_kind(points, run.score_kind)).window
+    priors = learned_priors(prior_kind(run, points)).window
     t_end = float(np.log(run.compute[-1]))
     whole = replace(points, breaks=np.empty(0))
     factor = log_evidence(points, t_end, priors) - log_evidence(whole, t_end, priors)

@@ -19,15 +19,13 @@ import numpy as np
 
 from scalerl.curves.formula import Array
 from scalerl.curves.noise import BinnedCurve
+from scalerl.runs.record import Run
 
 PriorKind = Literal["validation", "training"]
 
-# How a score whose kind is not known is told apart: training rewards scatter more, and evaluations
-# of a held-out set usually begin before the first step.
-#: Noise sd of one score at which a curve without a score at C = 0 is as likely of either kind.
-NOISE_WITHOUT_START = 0.008
-#: The same for a curve with a score at C = 0.
-NOISE_WITH_START = 0.04
+#: Noise sd of one score from which on a score of unknown kind is read as a training reward: rewards
+#: of one batch scatter more than evaluations of a fixed set.
+TRAINING_NOISE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,12 @@ def learned_priors(kind: PriorKind) -> CurvePriors:
     return CurvePriors.from_dict({**table["both"], **table[kind]})
 
 
-def prior_kind(points: BinnedCurve, score_kind: str) -> PriorKind:
-    """The kind of a score: as the run states it, or else by its noise."""
-    if score_kind in ("validation", "training"):
-        return score_kind  # type: ignore[return-value]
-    most = NOISE_WITH_START if points.at_zero.any() else NOISE_WITHOUT_START
-    return "training" if points.score_variance > most * most else "validation"
+def prior_kind(run: Run, points: BinnedCurve) -> PriorKind:
+    """The kind of a run's score: as the run states it; or else a training reward if there is one at
+    every step, or if it is very noisy."""
+    if run.score_kind != "unknown":
+        return run.score_kind
+    step = np.diff(run.compute)
+    every_step = bool(np.median(step) == 1.0 and (step == np.round(step)).all())
+    noisy = points.score_variance > TRAINING_NOISE**2
+    return "training" if every_step or noisy else "validation"

@@ -42,7 +42,7 @@ def fit_posterior(w: Window) -> Fit:
     elif source == "fitted" and w.run.r0 is not None:
         warnings.append(f"R_0 fitted; the source states {w.run.r0:g} (--r0 {w.run.r0:g} uses it)")
     points = bin_curve(inside.compute, inside.score, inside.n_eval, inside.breaks)
-    kind = prior_kind(points, inside.score_kind)
+    kind = prior_kind(w.inside, points)
     priors = w.priors or learned_priors(kind)
     rng = np.random.default_rng((w.seed, 0))
     posterior = sample_posterior(
@@ -65,9 +65,7 @@ def fit_posterior(w: Window) -> Fit:
             "through the same points would not"
         )
     if inside.score_kind == "unknown" and kind == "training":
-        warnings.append(
-            "read as a training reward: noisy, and without a score before the first step"
-        )
+        warnings.append("read as a training reward, by its noise or because every step has one")
     curve = posterior.median_law(w.inside.compute)
     return w.build(
         predictive,
