@@ -88,7 +88,7 @@ def test_an_export_is_an_adapter_or_the_merged_model(run, tmp_path, capsys):
     assert float((logprobs(merged) - logprobs(base)).abs().max()) > 1e-3
     peft = pytest.importorskip("peft")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    torch.testing.assert_close(logprobs(theirs), logprobs(merged), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logprobs(theirs), logprobs(merged), rtol=1e-5, atol=1e-5)
 
 
 def test_merging_all_weights_is_one_line(tmp_path, capsys):

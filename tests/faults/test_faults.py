@@ -193,6 +193,7 @@ def test_a_clock_that_jumps_changes_no_compute(monkeypatch):
 #: Files that read the wall clock, and what for; no wait, deadline or compute is measured by it.
 WALL_CLOCK = {
     "environments/endpoint/chat.py": "when a reply was made, for clients of OpenAI's API",
+    "hosting/server.py": "when a reply was made, for clients of OpenAI's API",
     "cli/doctor.py": "how old the files of a run are, by the times that the system gave them",
     "models/cpu/library.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/setup.py": "the date of a run, which its recipe then keeps",

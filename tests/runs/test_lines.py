@@ -48,9 +48,10 @@ def step_line(step=3):
         prompts=("sums/1", "sums/2"), zero_variance=0.5, length=Lengths(40.5, 69),
         filtered=FilterCounts(2, 8, 0, 0, 1, 1, 4), retired=0,
         compute=Compute(0.01, 1e9, 2000, 900, 24, step, 0.5),
-        ledger=LedgerLine(step, 24, 2000, 900, 0, 36.0, 4.0, 0.0,
-                          DeviceSeconds(15.0, 0.5, 9.0, 2.0, 4.0, 2.5, 9.0, 1.0),
-                          Wasted(filtered=WasteCount(4, 160))),
+        ledger=LedgerLine(step, 24, 2000, 900, device_seconds=36.0, validation_seconds=4.0,
+                          spent=DeviceSeconds(15.0, 0.5, 9.0, 2.0, validate=4.0, generate_wait=2.5,
+                                              train_wait=9.0, check_wait=1.0),
+                          wasted=Wasted(filtered=WasteCount(4, 160))),
     )  # fmt: skip
 
 
@@ -97,8 +98,8 @@ def test_what_is_written_comes_back(line):
 def test_keys_on_disk_are_those_that_users_know():
     found = step_line().to_dict()
     assert set(found["ledger"]["spent"]) == {
-        "generate", "hand_over", "train", "check", "validate", "generate_wait", "train_wait",
-        "check_wait",
+        "generate", "hand_over", "train", "check", "judge", "validate", "generate_wait",
+        "train_wait", "check_wait",
     }  # fmt: skip
     assert found["ledger"]["wasted"]["filtered"] == {"rollouts": 4, "tokens": 160}
     assert found["staleness"] == {"mean": 0.5, "max": 2, "histogram": {"0": 400, "2": 200}}

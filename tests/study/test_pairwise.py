@@ -45,7 +45,7 @@ def test_curves_that_cross_inside_the_budget_are_found_where_they_do():
 def test_a_crossing_ahead_is_not_within_the_budget():
     quick, high = arm("quick", 0.6, 40, end=120), arm("high", 0.9, 160, end=120)
     found = curve_crossing(quick, high, 120)
-    assert found.at_all > 0.8 and found.within_budget < 0.2 and found.overtakes == "high"
+    assert found.at_all > 0.75 and found.within_budget < 0.2 and found.overtakes == "high"
     assert found.compute > 120
 
 
