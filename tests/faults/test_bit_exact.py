@@ -49,8 +49,8 @@ def facts(out):
 def timeless(record):
     clocks = ("seconds", "device_hours", "minutes", "device_seconds", "validation_seconds",
               "clock_seconds", "generator_seconds", "trainer_seconds", "check_wait", "spent",
-              "lost_device_seconds", "validation_hours", "by_kind", "cpu_seconds", "publish_seconds",
-              "group_seconds", "row_seconds", "decode", "decoded")  # fmt: skip
+              "lost_device_seconds", "validation_hours", "by_kind", "cpu_seconds",
+              "publish_seconds", "group_seconds", "row_seconds", "decode", "decoded")  # fmt: skip
     return {
         key: timeless(value) if isinstance(value, dict) else value
         for key, value in record.items()
