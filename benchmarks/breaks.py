@@ -101,12 +101,11 @@ def main(folders: list[Path]) -> None:
             if len(run) >= 12:
                 runs.setdefault(kinds.get(run.name, "healthy"), []).append(run)
     healthy = [run for run in runs["healthy"] if len(run) >= 20]
-    result = {"min_log_factor": MIN_LOG_FACTOR, "suspected": fired(runs), "found": found(healthy),
-              "forecasts": forecasts(healthy)}  # fmt: skip
-    for part in ("suspected", "found", "forecasts"):
-        for row in result[part]:  # type: ignore[attr-defined]
+    parts = {"suspected": fired(runs), "found": found(healthy), "forecasts": forecasts(healthy)}
+    for part, rows in parts.items():
+        for row in rows:
             print(part, row)
-    save("breaks", result)
+    save("breaks", {"min_log_factor": MIN_LOG_FACTOR, **parts})
 
 
 if __name__ == "__main__":

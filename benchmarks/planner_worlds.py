@@ -2,7 +2,7 @@
 
     python benchmarks/planner_worlds.py [--worlds N]     saves with 200
 
-The planner is told intervals; the truth draws utilisation, lengths, a factor of model error and a
+The planner gets intervals; the truth draws utilisation, lengths, a factor of model error and a
 curve from them, and is simulated at those very rates, with a seed of its own and more steps. Then
 step time and time to a target are compared with the intervals that the planner prints.
 """
@@ -98,8 +98,8 @@ def main() -> None:
     for name in ("step", "days"):
         ranks = [float(row[name]) for row in found]
         result[name] = {f"{level:g}": coverage(ranks, level) for level in LEVELS}
-        told = ", ".join(f"{level:.0%} hold {result[name][f'{level:g}']:.0%}" for level in LEVELS)
-        print(f"{name}: intervals of {told}")
+        shares = ", ".join(f"{level:.0%} hold {result[name][f'{level:g}']:.0%}" for level in LEVELS)
+        print(f"{name}: intervals of {shares}")
     errors = np.abs([float(row["median_error"]) for row in found])
     print(f"median of a plan against the truth: {np.median(errors):.0%} off in the median")
     if count == WORLDS:

@@ -25,7 +25,7 @@ def save(name: str, result: dict[str, Any], path: Path | None = None, options: s
     """To results/<name>.json or `path`, with the command that made it; prints where it went.
     `options` replaces those that were given, where some do not matter. Of a folder only its name is
     written: where it lies on this machine helps no reader."""
-    given = [Path(each).name if Path(each).is_dir() else each for each in sys.argv[1:]]
+    given = [_without_place(each) for each in sys.argv[1:]]
     options = options or shlex.join(given)
     head = {
         "benchmark": name,
@@ -44,6 +44,12 @@ def save(name: str, result: dict[str, Any], path: Path | None = None, options: s
     path.write_text(json.dumps(head | result, indent=1) + "\n")
     print(f"written to {path.parent.name}/{path.name}")
     return path
+
+
+def _without_place(option: str) -> str:
+    """An option with only the name of its folder: DIR, or NAME=DIR."""
+    name, mark, folder = option.rpartition("=")
+    return f"{name}{mark}{Path(folder).name}" if Path(folder).is_dir() else option
 
 
 def _git(*arguments: str) -> str:

@@ -131,7 +131,7 @@ class Posterior:
     @property
     def tail(self) -> float:
         """Probability that a gain under way nears its ceiling faster than a sigmoid, minus the
-        probability that it does so more slowly: 0 where the points do not tell."""
+        probability that it does so more slowly: 0 where the points do not decide."""
         shape = self.draws.shape[~self.draws.flat]
         return float((shape < 1.0).mean() - (shape > 1.0).mean()) if len(shape) else 0.0
 

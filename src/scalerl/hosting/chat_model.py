@@ -100,7 +100,7 @@ class ChatModel:
             began, running = time.perf_counter(), list(self._under_way.values())
             try:
                 written = self.engine.step().written
-            except Exception as error:  # those who wait are answered, and the next may succeed
+            except Exception as error:  # pending requests get an error, and later ones may succeed
                 self._fail(one_line(f"{type(error).__name__}: {error}"))
                 continue
             each = (time.perf_counter() - began) * self.devices / len(running)

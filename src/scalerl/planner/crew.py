@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ class PlannedClock:
         return self.time
 
 
-class PlannedWorker:
+class PlannedWorker(ABC):
     """A worker and its handle; it is never silent."""
 
     silence = 0.0
@@ -54,8 +55,8 @@ class PlannedWorker:
     def __init__(self, name: str, crew: PlannedCrew) -> None:
         self.name, self.crew = name, crew
 
-    def send(self, message: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def send(self, message: Any) -> None: ...
 
     def reply(self, message: Any) -> None:
         self.crew.inbox.append(MessageReceived(self, message))
@@ -355,8 +356,7 @@ class PlannedCrew:
 
 
 def _has_variance(group: Group) -> bool:
-    rewards = [e.reward for e in group.episodes]
-    return min(rewards) != max(rewards)  # type: ignore[type-var]
+    return len({e.reward for e in group.episodes}) > 1
 
 
 def _split(length: int, turns: int) -> list[int]:

@@ -38,7 +38,7 @@ def plot_plan(
 
 
 def _placements(ax: Axes, plan: Plan, t: Theme) -> None:
-    """Step time of each placement as an interval, and who waits."""
+    """Step time of each placement as an interval, and which side waits."""
     steps = plan.steps[::-1]
     names = [f"{s.placement.split}  {s.placement.schedule_text}" for s in steps]
     for i, step in enumerate(steps):
