@@ -1,13 +1,17 @@
-"""Prediction against measurement: one calibration, ten other settings of the default run.
+"""Prediction against measurement: one calibration, fifteen other settings of the default run.
 
     python benchmarks/planner_lab.py calibrate    runs the base setting; saves its calibration
     python benchmarks/planner_lab.py first        predicts five settings, runs them, saves both
-    python benchmarks/planner_lab.py second       the same with the other five
+    python benchmarks/planner_lab.py second       the same with five others
+    python benchmarks/planner_lab.py third        and with another five
 
 The order is enforced: `second` refuses to run until the result of `first` is committed, and while
-the planner differs from that commit. So no term of the model can be chosen with the second five in
-view. Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do
-not help each other (idle_cores = wait): a core is a device here.
+the planner differs from that commit; `third` likewise after `second`. So no term of the model can
+be chosen with the settings in view that test it. After `second` terms were changed (answers are cut
+at the budgets of the planned recipe, rates reproduce the calibration's own step); its first, blind
+result is kept as planner_lab_second_blind.json. `third` is the blind test of the model as it is.
+Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do not
+help each other (idle_cores = wait): a core is a device here.
 
 Not among the settings: another model width and tools with latency, which need a calibration of
 their own, because rates hold for one model.
@@ -21,20 +25,23 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from record import RESULTS, save
-from scalerl.planner.calibrate import Calibration, calibrate
+from scalerl.planner.calibrate import Calibration, calibrate, reproduced
 from scalerl.planner.simulate import simulate
 from scalerl.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 #: Where the run of the calibration is kept between the parts.
-KEPT = ROOT / "out" / "planner_lab" / "base"
+KEPT = ROOT / "out" / "planner_lab"
 STEPS = 40
+#: Seeds of each setting: two runs of one setting differ by 5 to 10 %.
+REPEATS = 3
 #: Load of the machine above which nothing is measured.
 MAX_LOAD = 0.5
 BASE = {
@@ -55,6 +62,14 @@ SECOND: dict[str, dict[str, Any]] = {
     "off-policy-4": {"schedule.name": "off-policy", "schedule.k": 4},
     "all groups kept": {"filter.zero_variance": "keep"},
 }
+THIRD: dict[str, dict[str, Any]] = {
+    "k = 2": {"schedule.k": 2},
+    "24 prompts of 12 generations": {"batch.prompts": 24, "batch.generations": 12},
+    "thoughts of 32 to 40 tokens": {"length.think_tokens_min": 32, "length.think_tokens_max": 40},
+    "off-policy-2": {"schedule.name": "off-policy", "schedule.k": 2},
+    "two generators, k = 1": {"placement.generators": 2, "schedule.k": 1},
+}
+SETTINGS = {"first": FIRST, "second": SECOND, "third": THIRD}
 #: What is compared, and the largest error that is aimed at.
 BARS = {"step_seconds": 0.15, "staleness": 0.25, "generator_wait": 0.10, "trainer_wait": 0.10}
 
@@ -72,20 +87,33 @@ def train(recipe: Recipe, out: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def predicted(calibration: Calibration, recipe: Recipe) -> dict[str, float]:
-    found = simulate(recipe, calibration.world(recipe), 4 * STEPS)
-    return {name: float(getattr(found, name)) for name in BARS}
+def predicted(calibrations: Sequence[Calibration], recipe: Recipe) -> dict[str, float]:
+    """The prediction from the calibration: the median over its repeats."""
+    found = [simulate(recipe, c.world(recipe), 3 * STEPS) for c in calibrations]
+    return {name: float(np.median([getattr(f, name) for f in found])) for name in BARS}
 
 
-def compared(calibration: Calibration, settings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Runs of a setting: medians, and the step seconds of each."""
+    found = []
+    for seed in range(REPEATS):
+        train(recipe_of(changes | {"seed": seed}), folder / str(seed))
+        found.append(calibrate(folder / str(seed)).measured)
+    medians: dict[str, Any] = {name: float(np.median([f[name] for f in found])) for name in BARS}
+    return medians | {"repeats": [f["step_seconds"] for f in found]}
+
+
+def compared(
+    calibration: Sequence[Calibration], settings: dict[str, dict[str, Any]],
+    known: dict[str, dict[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
     # All predictions first: none is made with a measurement of the same part in view.
     guesses = {name: predicted(calibration, recipe_of(c)) for name, c in settings.items()}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, changes) in enumerate(settings.items()):
-            out = Path(folder) / str(i)
-            train(recipe_of(changes), out)
-            measured, guess = calibrate(out).measured, guesses[name]
+            measured = known.get(name) or measure(changes, Path(folder) / str(i))
+            guess = guesses[name]
             error = {n: guess[n] - measured[n] for n in BARS}
             error["step_seconds"] = guess["step_seconds"] / measured["step_seconds"] - 1
             rows.append({"setting": name, "predicted": guess, "measured": measured, "error": error})
@@ -98,20 +126,21 @@ def compared(calibration: Calibration, settings: dict[str, dict[str, Any]]) -> l
     return rows
 
 
-def check_order() -> None:
-    """Refuse the second part until the first is committed, with the planner as it is now."""
-    first = RESULTS / "planner_lab_first.json"
+def check_order(part: str) -> None:
+    """Refuse a part until the one before is committed, with the planner as it is now."""
+    before = {"second": "first", "third": "second"}[part]
+    first = RESULTS / f"planner_lab_{before}.json"
     if not first.is_file():
-        sys.exit("run `first`, and commit its result, before `second`")
+        sys.exit(f"run `{before}`, and commit its result, before `{part}`")
     commit = _git("log", "-1", "--format=%H", "--", str(first))
     if not commit or _git("status", "--porcelain", "--", str(first)):
-        sys.exit("the result of `first` is not committed: commit it before `second`")
+        sys.exit(f"the result of `{before}` is not committed: commit it before `{part}`")
     if _git(
         "diff", "--name-only", commit, "--", "src/scalerl/planner", "benchmarks/planner_lab.py"
     ):
         sys.exit(
-            f"the planner has changed since {commit[:8]}, which holds the result of `first`: its "
-            "terms must be fixed before the second five are run"
+            f"the planner has changed since {commit[:8]}, which holds the result of "
+            f"`{before}`: its terms must be fixed before the next five are run"
         )
 
 
@@ -129,28 +158,38 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("part", choices=["calibrate", "first", "second"])
+    options.add_argument("part", choices=["calibrate", *SETTINGS])
+    options.add_argument(
+        "--again", action="store_true", help="predict again what was measured; measure nothing"
+    )
     options.add_argument("--busy", action="store_true", help="measure beside other load")
     args = options.parse_args()
     load = os.getloadavg()[0]
-    if load > MAX_LOAD and not args.busy:
+    if load > MAX_LOAD and not (args.busy or args.again):
         sys.exit(f"the machine is busy (load {load:.1f}): run this on an idle one")
     if args.part == "calibrate":
         if KEPT.exists():
             sys.exit(f"{KEPT} exists: remove it to calibrate again")
-        train(recipe_of({}), KEPT)
-        print(json.dumps(calibrate(KEPT).measured))
+        print(json.dumps(measure({}, KEPT)))
         return
     if not KEPT.exists():
         sys.exit("run `calibrate` first")
-    if args.part == "second":
-        check_order()
-    calibration = calibrate(KEPT)
-    rows = compared(calibration, FIRST if args.part == "first" else SECOND)
+    if args.part != "first" and not args.again:
+        check_order(args.part)
+    calibration = [reproduced(calibrate(KEPT / str(seed))) for seed in range(REPEATS)]
+    path = RESULTS / f"planner_lab_{args.part}.json"
+    known = {}
+    if args.again:
+        known = {r["setting"]: r["measured"] for r in json.loads(path.read_text())["rows"]}
+    rows = compared(calibration, SETTINGS[args.part], known)
     found = summary(rows)
     print(json.dumps(found, indent=1))
-    base = {"predicted": predicted(calibration, recipe_of({})), "measured": calibration.measured}
-    path = RESULTS / f"planner_lab_{args.part}.json"
+    own = [c.measured for c in calibration]
+    base = {
+        "predicted": predicted(calibration, recipe_of({})),
+        "measured": {name: float(np.median([m[name] for m in own])) for name in BARS},
+    }
+    print(f"the calibration itself: {json.dumps(base)}")
     save("planner_lab", {"rows": rows, "summary": found, "base": base}, path)
 
 

@@ -27,7 +27,6 @@ from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.model_shape import ModelShape
 from scalerl.planner.normal import Interval
 from scalerl.planner.placements import Placement
-from scalerl.planner.rates import Rates
 from scalerl.planner.roofline import Utilisation
 from scalerl.planner.world import EnvironmentModel, PlannedWorld
 from scalerl.recipe import Recipe
@@ -48,7 +47,7 @@ class ScaledPasses(RooflineCosts):
         made = super().world(recipe, placement, seed)
         own = 8.0 if recipe.placement.activations == "recompute" else 6.0
         trainer = replace(made.rates.trainer, token=made.rates.trainer.token * self.passes / own)
-        return replace(made, rates=Rates(made.rates.generator, trainer))
+        return replace(made, rates=replace(made.rates, trainer=trainer))
 
 
 def case_recipe(case: dict[str, Any]) -> Recipe:

@@ -64,6 +64,7 @@ ALLOWED = {
         "pipeline",
         "recipe",
         "runs",
+        "study",
         "tasks",
         "trainer",
         "training",

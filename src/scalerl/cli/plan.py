@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,9 @@ def add(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the plan (PNG, SVG or PDF)"
+    )
+    command.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="write the plan as a page: report.html"
     )
     command.add_argument(
         "--quick", action="store_true", help="shorter simulations: seconds, with more noise"
@@ -123,6 +128,10 @@ def _add_budget(group: Any) -> None:
         "--target", type=options.numbers, metavar="R,R", default=[], help="pass rates to reach"
     )
     group.add_argument(
+        "--study", type=Path, metavar="DIR",
+        help="with --target: which arm of a study is first there on these devices",
+    )  # fmt: skip
+    group.add_argument(
         "--pilot", action="store_true",
         help="with --curve: how long until the ceiling can be read",
     )  # fmt: skip
@@ -143,6 +152,12 @@ def run(args: argparse.Namespace) -> None:
         write_atomic(args.recipe_out, found.placed_recipe().to_toml())
     if args.plot is not None:
         found.plot(str(args.plot))
+    if args.out is not None:
+        from scalerl.planner.timeline import timeline_of
+        from scalerl.report.plan_page import write_plan_report
+
+        command = shlex.join(["scalerl", *sys.argv[1:]])
+        write_plan_report(found, timeline_of(found), args.out, command)
     if args.json:
         options.print_json(found.to_dict())
         return
@@ -162,7 +177,7 @@ def _planned(args: argparse.Namespace) -> Any:
         name: getattr(args, name)
         for name in ("devices", "mean_length", "mfu", "decode", "spread", "alike", "growth",
                      "prompt_tokens", "kept", "check_seconds", "days", "budget", "price", "curve",
-                     "per_step", "target", "accelerators", "like", "measure")
+                     "per_step", "target", "accelerators", "like", "measure", "study")
         if getattr(args, name) is not None
     }  # fmt: skip
     if args.turns is not None:

@@ -19,12 +19,14 @@ left, or part of a refused step).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from scalerl.pipeline.crew import Clock
+from scalerl.pipeline.messages import no_decode_steps
 from scalerl.recipe.sections_runtime import ComputeSection, PlacementSection
 from scalerl.runs.compute import (
     Compute,
@@ -56,6 +58,8 @@ class Ledger:
     trainers: int
     count_validation: bool = ComputeSection().count_validation
     devices_per_generator: int = PlacementSection().devices_per_generator
+    #: Cores of the machine on which all workers are; None if they may be on several.
+    cores: int | None = None
     steps: int = 0
     samples: int = 0
     generated_tokens: int = 0
@@ -67,9 +71,12 @@ class Ledger:
     judge_read_tokens: int = 0
     judge_written_tokens: int = 0
     #: Sums over the decode steps of all generators, of training turns.
-    decoded: list[float] = field(default_factory=lambda: [0.0] * 5)
-    #: CPU seconds of generators ("generate") and of the trainer's first rank ("train").
-    cpu_seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "train": 0.0})
+    decoded: list[float] = field(default_factory=no_decode_steps)
+    #: CPU seconds of generators ("generate"), of the trainer's first rank ("train") and of the
+    #: process that runs the loop ("loop").
+    cpu_seconds: dict[str, float] = field(
+        default_factory=lambda: {"generate": 0.0, "train": 0.0, "loop": 0.0}
+    )
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
     #: Wall-clock seconds of training and validation.
@@ -100,6 +107,7 @@ class Ledger:
     #: Number of generators on each kind of device.
     _generator_kinds: Counter[str] = field(default_factory=Counter, repr=False)
     _since: float | None = field(default=None, repr=False)
+    _cpu_since: float = field(default=0.0, repr=False)
     _validating: bool = field(default=False, repr=False)
     _checks_awaited: bool = field(default=False, repr=False)
 
@@ -113,7 +121,7 @@ class Ledger:
 
     def start(self) -> None:
         """Start to count time."""
-        self._since = self.clock.now()
+        self._since, self._cpu_since = self.clock.now(), time.process_time()
 
     def tick(self) -> None:
         """Add the time since the last tick to the totals."""
@@ -121,6 +129,9 @@ class Ledger:
             return
         now = self.clock.now()
         seconds, self._since = now - self._since, now
+        used = time.process_time()
+        self.cpu_seconds["loop"] = self.cpu_seconds.get("loop", 0.0) + used - self._cpu_since
+        self._cpu_since = used
         self.clock_seconds += seconds
         if self._validating:
             self.validation_seconds += seconds * self.devices
@@ -244,6 +255,7 @@ class Ledger:
             judge_written_tokens=self.judge_written_tokens,
             decode=DecodeWork(*self.decoded),
             cpu_seconds=dict(self.cpu_seconds),
+            cores=self.cores,
             device_seconds=self.device_seconds,
             by_kind=dict(self.by_kind),
             validation_seconds=self.validation_seconds,
@@ -269,6 +281,8 @@ class Ledger:
         """Continue from the totals of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
+        # Those of an earlier version have fewer sums.
+        self.decoded = [*self.decoded, *no_decode_steps()[len(self.decoded) :]]
         self.spent = {"judge": 0.0, **self.spent}  # older checkpoints have none
         # JSON has no tuples.
         self.wasted = {why: (counts[0], counts[1]) for why, counts in state["wasted"].items()}

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scalerl.engine.interface import TurnResult
+from scalerl.machine import cores
 from scalerl.pipeline import logprob_check, state
 from scalerl.pipeline.crew import Clock, Crew
 from scalerl.pipeline.intake import Intake
@@ -77,7 +78,7 @@ class Loop:
         where, count = setup.recipe.placement, setup.recipe.compute.count_validation
         self.ledger = Ledger(
             clock, setup.parameters, len(crew.generators), where.trainers, count,
-            where.devices_per_generator,
+            where.devices_per_generator, cores() if where.backend == "local" else None,
         )  # fmt: skip
         self.recorder = Recorder(setup, store, listener, self.ledger, self.state)
         self.learner = Learner(setup, crew, clock, self.state, self.recorder, self.ledger)

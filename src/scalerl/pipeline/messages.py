@@ -55,6 +55,19 @@ class LeaveRun:
     number: int = 0
 
 
+def decode_terms(rows: float, seconds: float, admitted: float = 0.0) -> tuple[float, ...]:
+    """What one decode step adds to `GeneratorReport.decoded`, in the order of `DecodeWork`."""
+    return (
+        1.0, rows, rows * rows, seconds, rows * seconds,
+        admitted, admitted * admitted, rows * admitted, admitted * seconds,
+    )  # fmt: skip
+
+
+def no_decode_steps() -> list[float]:
+    """The sums over no decode step."""
+    return [0.0] * len(decode_terms(0, 0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratorReport:
     """From a generator: finished rollouts and time spent. Sent whenever a group is complete, and

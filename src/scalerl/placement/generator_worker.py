@@ -66,7 +66,9 @@ class GeneratorWorker:
         self._left = False
         self._seconds: dict[Work, float] = defaultdict(float)
         self._tokens = self._read_tokens = self._taken = self._number = 0
-        self._decoded = [0.0] * 5
+        self._decoded = m.no_decode_steps()
+        #: Rows of the last decode step that it did not finish.
+        self._left_rows = 0
         self._cpu = time.process_time()
         #: Finished rollouts that were not reported yet, all of one lane.
         self._written: list[TurnResult] = []
@@ -160,7 +162,7 @@ class GeneratorWorker:
                 if step.lane == "train":
                     self._tokens += step.tokens
                     self._read_tokens += step.read_tokens
-                    self._add_decode_step(step.tokens, seconds)
+                    self._add_decode_step(step, seconds)
         reports = []
         if self._written and step.written and step.lane != self._lane:
             reports.append(self._report(held=False))
@@ -170,9 +172,12 @@ class GeneratorWorker:
             reports.append(self._report(held))
         return reports
 
-    def _add_decode_step(self, rows: int, seconds: float) -> None:
+    def _add_decode_step(self, step: EngineStep, seconds: float) -> None:
         """Add a decode step to the sums from which its time as a function of rows is found."""
-        terms = (1.0, rows, rows * rows, seconds, rows * seconds)
+        # A row writes one token a step: rows beyond those of the step before are new.
+        admitted = max(step.tokens - self._left_rows, 0)
+        self._left_rows = step.tokens - len(step.written)
+        terms = m.decode_terms(step.tokens, seconds, admitted)
         self._decoded = [a + b for a, b in zip(self._decoded, terms, strict=True)]
 
     def _finished(self, step: EngineStep) -> bool:
@@ -230,6 +235,6 @@ class GeneratorWorker:
         self._written.clear()
         self._seconds.clear()
         self._tokens = self._read_tokens = 0
-        self._decoded = [0.0] * 5
+        self._decoded = m.no_decode_steps()
         self._reported_at = self.now()
         return report

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.planner.placements import MemoryNeed, Placement
-from scalerl.planner.rates import Rates
 from scalerl.planner.simulate import Simulation, simulate
 from scalerl.planner.world import PlannedWorld
 from scalerl.recipe import Recipe
@@ -137,7 +136,7 @@ def planned_step(
     found = tuple(
         simulate(
             changed,
-            replace(world, rates=Rates(rates.generator.scaled(float(r)), rates.trainer)),
+            replace(world, rates=replace(rates, generator=rates.generator.scaled(float(r)))),
             # The ends matter to the width of an interval only.
             placement.k + (steps if r == 1 else steps // 2),
         )

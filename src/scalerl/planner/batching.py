@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from scalerl.pipeline.messages import decode_terms, no_decode_steps
 from scalerl.planner.rates import GeneratorRates
 
 #: Share of the cache that must be free before a row is admitted: without it each admission would
@@ -104,6 +105,8 @@ class SimulatedBatching:
         self.preempted = 0
         #: Seconds and tokens since they were last taken, by lane.
         self.seconds = {"train": 0.0, "validate": 0.0}
+        #: Seconds of all its work so far.
+        self.busy = 0.0
         self.tokens = 0.0
         self.read_tokens = 0
         #: Decode steps so far, and rows × steps.
@@ -111,7 +114,7 @@ class SimulatedBatching:
         self.row_steps = 0.0
         #: Sums over decode steps of training rows since they were last taken, as a generator
         #: reports them (`DecodeWork`).
-        self.decoded = [0.0] * 5
+        self.decoded = no_decode_steps()
         self._order = 0
 
     @property
@@ -211,12 +214,13 @@ class SimulatedBatching:
         lane.cached += rows * steps
         name = "train" if lane is self.lanes["train"] else "validate"
         self.seconds[name] += seconds
+        self.busy += seconds
         self.steps += steps
         self.row_steps += rows * steps
         if name == "train":
             self.tokens += rows * steps
-            terms = (steps, rows * steps, rows * rows * steps, seconds, rows * seconds)
-            self.decoded = [a + b for a, b in zip(self.decoded, terms, strict=True)]
+            terms = decode_terms(rows, seconds / steps) if steps else no_decode_steps()
+            self.decoded = [a + steps * b for a, b in zip(self.decoded, terms, strict=True)]
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -245,6 +249,7 @@ class SimulatedBatching:
             seconds = rates.admit_row * admitted + rates.admit_token * tokens
             self.at += seconds
             self.seconds[name] += seconds
+            self.busy += seconds
 
     def _stretch(self, lane: SimulatedLane, row: SimulatedRow, tokens: int) -> None:
         """Record tokens that a row has written since it was admitted."""

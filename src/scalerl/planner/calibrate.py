@@ -1,6 +1,9 @@
 """Calibration: the rates, lengths and pass rates of a recorded run (`--like RUN`).
 
-    decode step   a + b × rows, by least squares over all decode steps (sums in the record)
+    decode step   a + b × rows + c × new rows, by least squares over all decode steps (sums in the
+                  record)
+    shared cores  clock over CPU seconds of the trainer, where all workers are on one machine
+    loop          CPU seconds of its process
     batch         a + b × tokens, over the recorded steps
     lengths       mean, spread, share between prompts, those of kept groups
     hand-over     seconds of publishing and of loading
@@ -11,7 +14,9 @@ batch, k, schedule, split or number of generators may be planned with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,15 @@ import numpy.typing as npt
 from scalerl.errors import InputError
 from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.normal import Interval
-from scalerl.planner.rates import GeneratorRates, Rates, TrainerRates
-from scalerl.planner.world import EnvironmentModel, PassRates, PlannedWorld
+from scalerl.planner.rates import (
+    GeneratorRates,
+    LoopRates,
+    Rates,
+    SharedCores,
+    TrainerRates,
+    sharing,
+)
+from scalerl.planner.world import EnvironmentModel, PassRates, PlannedWorld, RunPart
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
 from scalerl.runs.reader import RunReader
@@ -41,6 +53,14 @@ BUSY = 0.85
 #: 90 % interval of a calibrated rate as a factor: other settings of lab runs were predicted within
 #: 10 % from one calibration, runs of the same setting differ by 6 % (planner.md, 2.3).
 CALIBRATED = 1.10
+#: Simulated steps by which a calibration reproduces its own run, and the ratios that are believed:
+#: beyond, the record and its recipe do not belong together.
+OWN_STEPS = 160
+OWN_RATIO = (0.7, 1.5)
+#: Parts of a record that are simulated each for itself.
+PARTS = 4
+#: Quantile of the trainer's waits that is taken for those in which a batch was ready.
+SHORT_WAITS = 0.5
 #: ... and where the record has no decode steps: predictions of other batches were 24 % off.
 WITHOUT_DECODE = 1.25
 
@@ -63,18 +83,25 @@ class Calibration:
     steps: int
     #: Measured step: seconds, staleness, waits as shares of a side's time.
     measured: dict[str, float]
+    #: Parts of the run, in which other shares of groups were kept.
+    parts: tuple[RunPart, ...] = ()
     notes: tuple[str, ...] = ()
 
     def world(self, recipe: Recipe, seed: int = 0) -> PlannedWorld:
         """The world of another recipe on the same hardware."""
-        from dataclasses import replace
-
         slots = max(min(recipe.batch.completions, MAX_SLOTS), 1)
         generator = replace(self.rates.generator, slots=slots)
         trainer = replace(self.rates.trainer, ranks=recipe.placement.trainers)
+        length = recipe.length
+
+        def cut(lengths: AnswerLengths) -> AnswerLengths:
+            return lengths.cut(length.longest, length.thinking_budgets)
+
+        parts = tuple(replace(part, lengths=cut(part.lengths)) for part in self.parts)
         return PlannedWorld(
-            Rates(generator, trainer), self.lengths, self.prompt_tokens, self.pass_rates,
-            self.environment, self.check_seconds, seed=seed,
+            replace(self.rates, generator=generator, trainer=trainer), cut(self.lengths),
+            self.prompt_tokens, self.pass_rates, self.environment, self.check_seconds, seed=seed,
+            parts=parts,
         )  # fmt: skip
 
     @property
@@ -101,6 +128,17 @@ def calibrate(path: str | Path, skip: int = SKIP) -> Calibration:
     return _from_lines(folder, recipe, lines, skip)
 
 
+def reproduced(calibration: Calibration, steps: int = OWN_STEPS) -> Calibration:
+    """The calibration with rates that give the run its own step time in a simulation: what the
+    model leaves out costs about as much in other settings."""
+    from scalerl.planner.simulate import simulate
+
+    recipe = calibration.recipe
+    found = simulate(recipe, calibration.world(recipe), steps)
+    ratio = calibration.measured["step_seconds"] / found.step_seconds
+    return replace(calibration, rates=calibration.rates.scaled(float(np.clip(ratio, *OWN_RATIO))))
+
+
 def _from_lines(folder: Path, recipe: Recipe, lines: list[StepLine], skip: int) -> Calibration:
     first, after = lines[skip - 1], lines[skip:]
     n = len(after)
@@ -111,22 +149,72 @@ def _from_lines(folder: Path, recipe: Recipe, lines: list[StepLine], skip: int) 
     trained = np.array([line.forward_tokens for line in after], np.float64)
     publish = float(np.mean([line.publish_seconds for line in after]))
     seconds = np.diff([line.ledger.spent.train for line in (first, *after)]) / where.trainers
-    fixed, token = affine(trained, seconds - publish)
+    measured = _measured(lines, skip, spent, recipe)
+    loop = _loop(lines, skip, recipe)
+    shared, beside = _shared_cores(recipe, lines, skip, measured, loop)
+    # Rates are those of a worker alone: what it lost by the others is added by the simulation.
+    fixed, token = affine(trained, (seconds - publish) / beside.trainer)
+    step, row, admit = (rate / beside.generator for rate in generator)
     rates = Rates(
         GeneratorRates(
-            *generator, context=0.0, admit_token=0.0, admit_row=0.0,
+            step, 0.0, row, context=0.0, admit_token=0.0, admit_row=admit,
             load=spent["hand_over"] / n / where.generators,
         ),
         # Seconds of one device per token: the ranks share the tokens.
         TrainerRates(where.trainers, fixed, token * where.trainers, publish=publish),
+        loop, shared,
     )  # fmt: skip
     return Calibration(
         folder, recipe, rates, _lengths(recipe, after, notes),
         prompt_tokens=_prompt_tokens(after), pass_rates=_pass_rates(recipe, after),
         environment=_environment(after), check_seconds=_check_seconds(spent, after),
         factor=CALIBRATED if known else WITHOUT_DECODE, steps=n,
-        measured=_measured(lines, skip, spent, recipe), notes=(*notes, *_busy(lines)),
+        measured=measured, parts=_parts(recipe, after), notes=(*notes, *_busy(lines)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """Time of a worker of the record over its time alone."""
+
+    trainer: float = 1.0
+    generator: float = 1.0
+
+
+def _shared_cores(
+    recipe: Recipe, lines: list[StepLine], skip: int, measured: dict[str, float], loop: LoopRates
+) -> tuple[SharedCores | None, Slowdowns]:
+    """How workers that share cores slow each other down, from the seconds of the trainer and those
+    for which it had a processor."""
+    first, last = lines[skip - 1].ledger, lines[-1].ledger
+    cpu = last.cpu_seconds.get("train", 0.0) - first.cpu_seconds.get("train", 0.0)
+    if last.cores is None or set(last.by_kind) != {"cpu"} or not cpu:
+        return None, Slowdowns()
+    generating, training = 1 - measured["generator_wait"], 1 - measured["trainer_wait"]
+    used = loop.beside / measured["step_seconds"]
+    generators = recipe.placement.generators
+    alone, busy = sharing(last.cores, [used, *[generating] * generators])
+    clock = (last.spent.train - first.spent.train) / recipe.placement.trainers
+    slower = max(clock / cpu, 1.0)
+    # Beyond one worker a core they take turns; what is lost besides is learned here.
+    shared = SharedCores(last.cores, float(np.clip((slower - alone) / max(busy, 0.1), 1.0, 1.5)))
+    others = [generating] * (generators - 1)
+    return shared, Slowdowns(slower, shared.slowdown([training, used, *others]))
+
+
+def _loop(lines: list[StepLine], skip: int, recipe: Recipe) -> LoopRates:
+    """The loop's seconds a step: between two steps, from the short waits of the trainer, in which a
+    batch was ready; and its other CPU seconds."""
+    n = len(lines) - skip
+    waits = np.diff([line.ledger.spent.train_wait for line in lines[skip - 1 :]])
+    used = [lines[i].ledger.cpu_seconds.get("loop", 0.0) for i in (skip - 1, -1)]
+    if not used[1]:
+        return LoopRates()
+    turn = float(np.quantile(waits, SHORT_WAITS)) / recipe.placement.trainers
+    # Where generators are slow, the trainer always waits for them, not for the loop.
+    turn = min(turn, (used[1] - used[0]) / n)
+    batch = recipe.batch
+    return LoopRates(turn, (used[1] - used[0]) / n - turn, batch.prompts, batch.completions)
 
 
 def _busy(lines: list[StepLine]) -> list[str]:
@@ -150,7 +238,7 @@ def _spent(lines: list[StepLine], since: int) -> dict[str, float]:
 def _generator(
     lines: list[StepLine], since: int, spent: dict[str, float], notes: list[str]
 ) -> tuple[tuple[float, float, float], bool]:
-    """(step, stream, row) of a decode step, and whether its steps were recorded."""
+    """Seconds of a decode step, of a row and of a new row; whether steps were recorded."""
     last, first = lines[-1].ledger, lines[since].ledger
     d = {k: v - getattr(first.decode, k) for k, v in last.decode.to_dict().items()}
     tokens = last.generated_tokens - first.generated_tokens
@@ -159,15 +247,31 @@ def _generator(
             "the record has no decode steps (it is of an earlier version): tokens a second are "
             "taken as they were, whatever the rows"
         )
-        return (0.0, 0.0, spent["generate"] / max(tokens, 1)), False
-    mean = d["rows"] / d["steps"]
-    variance = d["squares"] / d["steps"] - mean**2
-    covariance = d["row_seconds"] / d["steps"] - mean * d["seconds"] / d["steps"]
-    whole = d["seconds"] / d["steps"]
-    row = min(max(covariance / variance, 0.0), whole / mean) if variance > 0 else 0.0
+        return (0.0, spent["generate"] / max(tokens, 1), 0.0), False
     # What generators did besides decode steps (weights arriving, reports) is spread over the steps.
     scale = spent["generate"] / d["seconds"] if d["seconds"] > 0 else 1.0
-    return (scale * (whole - row * mean), 0.0, scale * row), True
+    step, row, admit = (scale * rate for rate in decode_rates(d))
+    return (step, row, admit), True
+
+
+def decode_rates(sums: Mapping[str, float]) -> tuple[float, float, float]:
+    """(a, b, c) of a decode step's seconds, a + b × rows + c × new rows, by least squares from the
+    sums of a record, all 0 or more."""
+    n, rows, new = sums["steps"], sums["rows"], sums.get("admitted", 0.0)
+    squares, cross = sums["squares"], sums.get("row_admitted", 0.0)
+    a = np.array([[n, rows, new], [rows, squares, cross],
+                  [new, cross, sums.get("admitted_squares", 0.0)]])  # fmt: skip
+    b = np.array([sums["seconds"], sums["row_seconds"], sums.get("admitted_seconds", 0.0)])
+    # Terms that come out negative are left out, the new rows first, then the fixed part.
+    for kept in ([0, 1, 2], [0, 1], [1, 2], [1]):
+        part = a[np.ix_(kept, kept)]
+        if np.linalg.matrix_rank(part) < len(kept):
+            continue
+        found = np.linalg.solve(part, b[kept])
+        if np.all(found >= 0):
+            rates = dict(zip(kept, found.tolist(), strict=True))
+            return rates.get(0, 0.0), rates.get(1, 0.0), rates.get(2, 0.0)
+    return sums["seconds"] / n, 0.0, 0.0
 
 
 def affine(x: Array, y: Array) -> tuple[float, float]:
@@ -215,6 +319,14 @@ def _pass_rates(recipe: Recipe, lines: list[StepLine]) -> PassRates:
     mean = float(np.clip(np.mean([line.pass_rate for line in lines]), 0.02, 0.98))
     kept = 1 - float(np.mean([line.zero_variance for line in lines]))
     return PassRates.from_kept(min(max(kept, 0.02), 0.999), recipe.batch.generations, mean)
+
+
+def _parts(recipe: Recipe, lines: list[StepLine]) -> tuple[RunPart, ...]:
+    """The pass rates and lengths of equal parts of the recorded steps."""
+    count = min(PARTS, len(lines) // MIN_STEPS)
+    cuts = [round(i * len(lines) / count) for i in range(count + 1)]
+    pieces = [lines[a:b] for a, b in itertools.pairwise(cuts)]
+    return tuple(RunPart(_pass_rates(recipe, p), _lengths(recipe, p, [])) for p in pieces)
 
 
 def _environment(lines: list[StepLine]) -> EnvironmentModel:

@@ -16,7 +16,7 @@ import numpy as np
 from scalerl.errors import InputError, PipelineError
 from scalerl.planner.accelerators import Accelerator
 from scalerl.planner.answer import Slowness
-from scalerl.planner.calibrate import MIN_STEPS, SKIP, Calibration, calibrate
+from scalerl.planner.calibrate import MIN_STEPS, SKIP, Calibration, calibrate, reproduced
 from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.model_shape import ModelShape
 from scalerl.planner.normal import Interval
@@ -261,9 +261,24 @@ class RecordedCosts:
     def world(self, recipe: Recipe, placement: Placement, seed: int) -> PlannedWorld:
         world = self.calibration.world(recipe.replace(placement.changes()), seed)
         environment, check = self.workload.environment, self.workload.check_seconds
+        # What is said of lengths on the command line holds for all parts of the run.
+        scale = self.lengths.mean / world.lengths.mean
+        most = 0.98 * self.lengths.limit
+        parts = tuple(
+            replace(
+                part,
+                lengths=replace(
+                    self.lengths,
+                    mean=min(scale * part.lengths.mean, most),
+                    kept_ratio=part.lengths.kept_ratio,
+                ),
+            )
+            for part in world.parts
+        )
         return replace(
             world,
             lengths=self.lengths,
+            parts=parts,
             environment=environment if environment.turns > 1 else world.environment,
             check_seconds=world.check_seconds if check is None else check,
         )
@@ -312,7 +327,9 @@ def recorded_costs(run: str | Path, recipe: Recipe, workload: Workload) -> Recor
             f"--like {run} trained {found.recipe.model.path}, and the recipe {recipe.model.path}: "
             "rates hold for one model; give a run of that model, or --accelerator"
         )
-    lengths = replace(found.lengths, limit=max(recipe.length.longest, 1), growth=workload.growth)
+    found = reproduced(found)
+    lengths = found.lengths.cut(recipe.length.longest, recipe.length.thinking_budgets)
+    lengths = replace(lengths, growth=workload.growth)
     if workload.mean_length is not None:
         lengths = replace(lengths, mean=_interval(workload.mean_length, "--mean-length").middle)
     if lengths.mean > lengths.limit:

@@ -78,9 +78,17 @@ class PlannedGenerator(PlannedWorker):
     def send(self, message: Any) -> None:
         if not isinstance(message, m.SubmitRequests):
             raise PipelineError(f"a planned generator does not know {type(message).__name__}")
+        # The loop sends its messages one after the other.
+        arrives = max(self.crew.clock.time, self.crew.loop_free)
+        if arrives > self.crew.clock.time:
+            self.crew.at(arrives, lambda: self._take(message))
+        else:
+            self._take(message)
+
+    def _take(self, message: m.SubmitRequests) -> None:
         now = self.crew.clock.time
         self._taken += 1
-        self._advance(now)
+        self.advance(now)
         for request in message.requests:
             self._unfinished[request.id] += len(request.seeds)
             self.batching.submit(self.crew.rows(request), message.lane, now)
@@ -90,7 +98,7 @@ class PlannedGenerator(PlannedWorker):
         """Load the newest weights."""
         self._loaded += self.crew.world.rates.generator.load
         if self._unfinished:
-            self._advance(self.crew.clock.time)
+            self.advance(self.crew.clock.time)
         self.batching.load(version, self.crew.clock.time)
         if self._unfinished:
             self.schedule()
@@ -105,10 +113,11 @@ class PlannedGenerator(PlannedWorker):
 
     def _wake(self, entry: int) -> None:
         if entry == self._entry:
-            self._advance(self.crew.clock.time)
+            self.advance(self.crew.clock.time)
             self.schedule()
 
-    def _advance(self, now: float) -> None:
+    def advance(self, now: float) -> None:
+        """Make the decode steps up to a time, and report groups that are complete."""
         self.batching.advance(now)
         if not self.batching.done:
             return
@@ -135,7 +144,8 @@ class PlannedGenerator(PlannedWorker):
             "hand_over": self._loaded,
         }  # fmt: skip
         whole = int(batching.tokens)
-        self.reply(
+        self.crew.deliver(
+            self,
             m.GeneratorReport(
                 number=self._number,
                 taken=self._taken,
@@ -146,13 +156,13 @@ class PlannedGenerator(PlannedWorker):
                 tokens=whole,
                 read_tokens=batching.read_tokens,
                 decoded=tuple(batching.decoded),
-            )
+            ),
         )
         self._written[lane] = []
         batching.seconds = {"train": 0.0, "validate": 0.0}
         batching.tokens -= whole
         batching.read_tokens = 0
-        batching.decoded = [0.0] * 5
+        batching.decoded = m.no_decode_steps()
         self._loaded = 0.0
 
 
@@ -169,14 +179,20 @@ class PlannedTrainer(PlannedWorker):
             report, seconds = self._step(message.groups)
             publish = rates.publish if message.publish else 0.0
             seconds += publish
+            begins = self.crew.loop_works(self.crew.turn_seconds)
+            overlap = self.crew.overlap
+            if overlap is not None:
+                self.crew.at(begins, overlap.step_begins)
 
             def finish() -> None:
                 self.version += 1
+                if overlap is not None:
+                    overlap.step_ends(seconds)
                 self.reply(m.StepDone(report, seconds, publish))
                 if message.publish:
                     self.crew.publish(self.version)
 
-            self.crew.at(self.crew.clock.time + seconds, finish)
+            self.crew.at(begins + seconds, finish)
         elif isinstance(message, m.CompareLogprobs):
             self.reply(m.TrainerDone())
         elif isinstance(message, m.PublishWeights):
@@ -247,6 +263,31 @@ class PlannedChecker(PlannedWorker):
         crew.at(ends, lambda: self.reply(done))
 
 
+class Overlap:
+    """How long generators worked while the trainer did."""
+
+    def __init__(self, crew: PlannedCrew) -> None:
+        self.crew = crew
+        #: Seconds of the trainer's steps, and of generators during them.
+        self.train = 0.0
+        self.both = 0.0
+        self._before = 0.0
+
+    @property
+    def generate(self) -> float:
+        """Seconds of work of all generators so far."""
+        for generator in self.crew.generators:
+            generator.advance(self.crew.clock.time)
+        return sum(g.batching.busy for g in self.crew.generators)
+
+    def step_begins(self) -> None:
+        self._before = self.generate
+
+    def step_ends(self, seconds: float) -> None:
+        self.train += seconds
+        self.both += self.generate - self._before
+
+
 class PlannedCrew:
     """The workers of a simulated run, and its agenda."""
 
@@ -267,6 +308,15 @@ class PlannedCrew:
             PlannedGenerator(f"generator {i}", self) for i in range(where.generators)
         ]
         self.checkers = [PlannedChecker("checker 0", self)]
+        #: Time until which the loop works.
+        self.loop_free = 0.0
+        loop, batch = world.rates.loop, setup.recipe.batch
+        share = loop.share(batch.prompts, batch.completions)
+        #: Its seconds between two steps, and for a finished rollout.
+        self.turn_seconds = loop.turn * share
+        self.rollout_seconds = loop.beside * share / batch.completions
+        #: Counted only where workers share cores: it looks at each generator twice a step.
+        self.overlap = Overlap(self) if world.rates.shared is not None else None
         for worker in (self.trainer, *self.generators, *self.checkers):
             worker.reply(m.WorkerReady())
         #: Groups that will have variance are shorter or longer than the mean by this factor.
@@ -285,6 +335,21 @@ class PlannedCrew:
             do()
         found, self.inbox = self.inbox, []
         return found
+
+    def deliver(self, worker: PlannedGenerator, report: m.GeneratorReport) -> None:
+        """Put a report into the inbox when the loop has come to it: it takes one at a time, and
+        each rollout costs it time."""
+        written = len(report.written) if report.lane == "train" else 0
+        done = self.loop_works(written * self.rollout_seconds)
+        if done > self.clock.time:
+            self.at(done, lambda: worker.reply(report))
+        else:
+            worker.reply(report)
+
+    def loop_works(self, seconds: float) -> float:
+        """Let the loop work after what it has begun; the time at which it will be done."""
+        self.loop_free = max(self.loop_free, self.clock.time) + seconds
+        return self.loop_free
 
     def publish(self, version: int) -> None:
         """Let all generators load the newest weights; they report it when they have."""

@@ -86,6 +86,17 @@ class AnswerLengths:
         longer."""
         return self.mean * (1 + self.spread**2) / 2
 
+    def cut(self, limit: int, budgets: tuple[int, int] | None) -> AnswerLengths:
+        """The same answers under other limits; longer limits than before change nothing."""
+        from scalerl.planner.normal import grid
+
+        if limit >= self.limit:
+            return self
+        raw = _raw(grid(GRID), self._raw_mean, self.spread)
+        u = np.linspace(0, 1, 7)[:, None]
+        mean = float(_written(np.minimum(raw, self.limit), u, limit, budgets).mean())
+        return replace(self, mean=mean, limit=limit, budgets=budgets)
+
     def scaled(self, factor: float) -> AnswerLengths:
         """The same shape with another mean; the limit stays."""
         return replace(self, mean=min(self.mean * factor, 0.98 * self.limit))

@@ -128,7 +128,7 @@ def outlook_of(plan: Plan, curve: Any, per_step: float | None, target: Sequence[
     steps, levels = _paths(found, seconds, budget)
     reached = None
     if budget is not None:
-        reached = _three(_at(steps, levels, budget / seconds))
+        reached = three_quantiles(_at(steps, levels, budget / seconds))
     costs = [_cost(s, steps, levels, seconds, devices, budget) for s in target]
     return Outlook(found, reached, tuple(costs), found.notes)
 
@@ -254,13 +254,13 @@ def _cost(
         score,
         float(np.isfinite(when).mean()),
         None if budget is None else float((days * 86400 <= budget).mean()),
-        _three(when),
-        _three(days),
-        _three(days * 24 * devices),
+        three_quantiles(when),
+        three_quantiles(days),
+        three_quantiles(days * 24 * devices),
     )
 
 
-def _three(values: Array) -> tuple[float, float, float]:
+def three_quantiles(values: Array) -> tuple[float, float, float]:
     """5, 50 and 95 % of values that may be infinite."""
     ordered = np.sort(values)
     low, mid, high = (ordered[round(p * (len(ordered) - 1))] for p in (0.05, 0.5, 0.95))

@@ -19,6 +19,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.planner.accelerators import Accelerator
 from scalerl.planner.answer import Array, PlannedStep, Slowness
+from scalerl.planner.arms import ArmRace, race_arms
 from scalerl.planner.costs import (
     Costs,
     Workload,
@@ -51,6 +52,8 @@ class Plan:
     #: What the curve says; None without one.
     outlook: Outlook | None = None
     pilot: PilotPlan | None = None
+    #: Which arm of a study is first; None without a study.
+    race: ArmRace | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -104,7 +107,9 @@ class Plan:
         if self.days is not None:
             low, mid, high = self.steps_in(self.days)
             found["steps_in_days"] = {"median": mid, "interval": [low, high]}
-        for name, value in (("outlook", self.outlook), ("pilot", self.pilot)):
+        for name, value in (
+            ("outlook", self.outlook), ("pilot", self.pilot), ("race", self.race),
+        ):  # fmt: skip
             found[name] = None if value is None else value.to_dict()
         return found
 
@@ -128,8 +133,9 @@ def plan(
     mean_length: Any = None, mfu: Any = None, decode: Any = None, like: str | Path | None = None,
     measure: bool = False, days: float | None = None, budget: float | None = None,
     price: float | None = None, curve: Any = None, per_step: float | None = None,
-    target: Sequence[float] = (), pilot: bool = False, degrees: Sequence[int] | None = None,
-    staleness: Sequence[int] | None = None, accelerators: Path | None = None,
+    target: Sequence[float] = (), pilot: bool = False, study: str | Path | None = None,
+    degrees: Sequence[int] | None = None, staleness: Sequence[int] | None = None,
+    accelerators: Path | None = None,
     steps: int = STEPS, ratios: int = RATIOS, seed: int = 0, **workload: Any,
 ) -> Plan:  # fmt: skip
     """Plan a run: simulate placements of `devices` accelerators and choose one.
@@ -146,6 +152,7 @@ def plan(
                  is the curve's compute of one optimiser step, where it does not count steps
     target       pass rates to reach
     pilot        also simulate how long a run must be until its ceiling can be read
+    study        directory of a study: which of its arms is first at `target` on these devices
     workload     fields of `scalerl.planner.costs.Workload`: spread, alike, kept, environment, ...
     """
     from scalerl.recipe.load import recipe_from
@@ -181,7 +188,10 @@ def plan(
         found = searched(recipe)
         notes = ("it fits only with placement.activations=recompute, which is planned here",)
     plan = Plan(recipe, costs, found, days, price, notes=notes)
-    if curve is not None or target:
+    if study is not None:
+        found_arms = race_arms(plan, study, target, steps=steps, ratios=ratios, seed=seed)
+        plan = replace(plan, race=found_arms)
+    if curve is not None or (target and study is None):
         plan = replace(plan, outlook=outlook_of(plan, curve, per_step, target))
     if pilot and plan.outlook is None:
         raise InputError("a pilot needs a curve that is believed beforehand: give --curve")

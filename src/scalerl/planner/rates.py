@@ -6,14 +6,21 @@ One form serves a roofline, a calibration from a record and a measurement:
     admission     admit_row × rows + admit_token × tokens that are read
     batch         fixed + the work of the slowest rank, token × tokens + square × Σ tokens²
     hand-over     publish seconds of the trainer, then load seconds of each generator
+    loop          seconds between two steps, by rollouts of a batch
+    shared cores  how much slower workers are beside others on one machine
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+
+#: Share of the loop's seconds that goes by groups, the rest by rollouts: lab runs with half the
+#: rollouts in as many groups took two thirds.
+LOOP_GROUPS = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,77 @@ class TrainerRates:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopRates:
+    """Seconds of the process that runs the loop, a step of `groups` groups and `rollouts`
+    rollouts."""
+
+    #: Between two steps: the trainer waits though a batch is ready, while the loop records the
+    #: step, packs the batch and sends it. Requests of new groups wait, too.
+    turn: float = 0.0
+    #: CPU besides, while trainer and generators work: reports, scores, requests.
+    beside: float = 0.0
+    groups: int = 1
+    rollouts: int = 1
+
+    def share(self, groups: int, rollouts: int) -> float:
+        """These seconds for a batch of another size, over those that were measured."""
+        return LOOP_GROUPS * groups / self.groups + (1 - LOOP_GROUPS) * rollouts / self.rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCores:
+    """Workers that share the cores of one machine slow each other down.
+
+    >>> shared = SharedCores(cores=2, all_busy=1.2)
+    >>> shared.slowdown([]), shared.slowdown([0.5]), shared.slowdown([1.0, 1.0])
+    (1.0, 1.1, 1.8)
+    """
+
+    cores: int
+    #: Time of a worker while every core has one, over its time alone: they share memory and caches.
+    all_busy: float
+
+    def slowdown(self, others: Sequence[float]) -> float:
+        """Time of a worker over its time alone, if each other one is busy for this share of it."""
+        alone, busy = sharing(self.cores, others)
+        return round(alone + self.all_busy * busy, 12)
+
+
+def sharing(cores: int, others: Sequence[float]) -> tuple[float, float]:
+    """(a, b) of the slowdown a + b × `all_busy` beside others that are busy for these shares of
+    the time, independently of each other.
+
+    >>> sharing(2, [1.0])
+    (0.0, 1.0)
+    """
+    counts = np.ones(1)
+    for share in others:
+        share = min(max(share, 0.0), 1.0)
+        counts = np.convolve(counts, [1 - share, share])
+    workers = 1 + np.arange(len(counts))
+    # From one worker to one a core the slowdown grows evenly, then in proportion to the workers.
+    full = np.minimum((workers - 1) / max(cores - 1, 1), 1.0)
+    queue = np.maximum(workers / cores, 1.0)
+    return float(counts @ (1 - full)), float(counts @ (full * queue))
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of a placement."""
+    """The rates of a placement: of workers that have a device, or a core, to themselves."""
 
     generator: GeneratorRates
     trainer: TrainerRates
+    loop: LoopRates = LoopRates()
+    #: The cores that the workers share; None where each has devices of its own.
+    shared: SharedCores | None = None
+
+    def scaled(self, factor: float) -> Rates:
+        """Everything slower by this factor."""
+        loop = replace(self.loop, turn=factor * self.loop.turn, beside=factor * self.loop.beside)
+        return replace(
+            self, generator=self.generator.scaled(factor), trainer=self.trainer.scaled(factor),
+            loop=loop,
+        )  # fmt: skip
 
 
 def slowest(work: npt.NDArray[np.float64], ranks: int) -> float:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: New objects after which cyclic garbage is collected; Python's own number is 700.
 COLLECT_AFTER = 200_000
+#: Simulated steps of each part of a run, at least, besides the first k.
+MIN_STEPS = 20
+#: Simulations until the slowdown of workers that share cores has settled: each halves what is left.
+SHARING_ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,64 @@ def simulate(
     recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False
 ) -> Simulation:
     """Simulate `steps` optimiser steps of a recipe. Needs `scalerl[train]`, as the loop does."""
+    if world.parts:
+        each = max(steps // len(world.parts), recipe.schedule.k + MIN_STEPS)
+        found = [
+            simulate(recipe, world.of_part(part), each, validate=validate) for part in world.parts
+        ]
+        return _mean(found)
+    if world.rates.shared is not None:
+        world = _beside_each_other(recipe, world, steps)
     lines, crew = simulated_record(recipe, world, steps, validate=validate)
     return _summary(lines, crew)
+
+
+def _mean(parts: Sequence[Simulation]) -> Simulation:
+    """The mean of simulations of the parts of a run; they have equally many steps."""
+    names = [f for f in Simulation.__dataclass_fields__ if f not in ("histogram", "ends")]
+    mean = {name: float(np.mean([getattr(p, name) for p in parts])) for name in names}
+    histogram: Counter[int] = Counter()
+    for part in parts:
+        for age, share in part.histogram.items():
+            histogram[age] += share / len(parts)  # type: ignore[assignment]
+    # Waits are shares of time: longer steps count more.
+    weights = [p.step_seconds for p in parts]
+    for name in ("trainer_wait", "generator_wait"):
+        mean[name] = float(np.average([getattr(p, name) for p in parts], weights=weights))
+    error = float(np.sqrt(np.mean([p.step_error**2 for p in parts]) / len(parts)))
+    sums = {name: sum(getattr(p, name) for p in parts) for name in ("steps", "start_up")}
+    return Simulation(**mean | sums | {"step_error": error, "histogram": dict(histogram)})
+
+
+def _beside_each_other(recipe: Recipe, world: PlannedWorld, steps: int) -> PlannedWorld:
+    """The world with the rates that workers have while they share cores. How much they slow each
+    other down depends on how long they work at the same time, and that on their rates: so it is
+    simulated a few times."""
+    alone = world.rates
+    shared = alone.shared
+    assert shared is not None
+    slow = (1.0, 1.0)
+    for _ in range(SHARING_ROUNDS):
+        rates = replace(
+            alone, generator=alone.generator.scaled(slow[0]), trainer=alone.trainer.scaled(slow[1])
+        )
+        world = replace(world, rates=rates)
+        _, crew = simulated_record(recipe, world, steps)
+        overlap, seconds = crew.overlap, crew.clock.time
+        assert overlap is not None
+        generate, generators = overlap.generate, len(crew.generators)
+        if not generate or not overlap.train:
+            break
+        loop = crew.rollout_seconds * recipe.batch.completions * steps / seconds
+        generating = generate / generators / seconds
+        beside_trainer = overlap.both / overlap.train / generators
+        found = (
+            shared.slowdown([overlap.both / generate, loop, *[generating] * (generators - 1)]),
+            shared.slowdown([loop, *[beside_trainer] * generators]),
+        )
+        # Halfway: a slower trainer leaves generators more time to wait, and the other way round.
+        slow = (slow[0] + found[0]) / 2, (slow[1] + found[1]) / 2
+    return world
 
 
 def simulated_record(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.planner.answer import PlannedStep
+from scalerl.planner.arms import ArmRace
 from scalerl.planner.outlook import Outlook, TargetCost
 from scalerl.planner.pilot import MULTIPLES, PilotPlan
 
@@ -31,6 +32,8 @@ def plan_text(plan: Plan) -> str:
         parts.append(_budget(plan))
     if plan.outlook is not None:
         parts.append(_outlook(plan, plan.outlook))
+    if plan.race is not None:
+        parts.append(_race(plan.race))
     if plan.pilot is not None:
         parts.append(_pilot(plan, plan.pilot))
     return "\n\n".join(part for part in parts if part)
@@ -156,6 +159,23 @@ def _outlook(plan: Plan, outlook: Outlook) -> str:
         lines.append(_wrap(_target(plan, target), "    "))
     lines += [_wrap(f"  {note}", "    ") for note in outlook.notes]
     return "\n".join(lines)
+
+
+def _race(race: ArmRace) -> str:
+    width = min(max(len(arm.name) for arm in race.arms), 28)
+    lines = [
+        f"first at {race.target:g}, by the curves of a study:",
+        f"  {'arm':<{width}} {'P(first)':>8} {'reaches':>8} {'step s':>7}  days (90 %)",
+    ]
+    for arm in race.arms:
+        low, mid, high = arm.days
+        lines.append(
+            f"  {arm.name[:width]:<{width}} {arm.first:>8.2f} {arm.reaches:>8.2f} "
+            f"{number(arm.step.interval()[1]):>7}  {number(mid)} ({span(low, high)})"
+        )
+    if race.none > 0:
+        lines.append(f"  none of them: {race.none:.2f}")
+    return "\n".join([*lines, *[_wrap(f"  {note}", "    ") for note in race.notes]])
 
 
 def _target(plan: Plan, t: TargetCost) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,14 @@ class EnvironmentModel:
 
 
 @dataclass(frozen=True)
+class RunPart:
+    """A part of a run: while a model learns, other groups are kept and answers change."""
+
+    pass_rates: PassRates
+    lengths: AnswerLengths
+
+
+@dataclass(frozen=True)
 class PlannedWorld:
     """Everything that a simulation takes besides the recipe."""
 
@@ -90,3 +98,10 @@ class PlannedWorld:
     #: Devices of one generator.
     devices_per_generator: int = 1
     seed: int = 0
+    #: Parts of a run that are simulated each for itself, with pass rates and lengths of their own:
+    #: the slower side may be another one in each, so that their mean would be too fast.
+    parts: tuple[RunPart, ...] = ()
+
+    def of_part(self, part: RunPart) -> PlannedWorld:
+        """The world of one part."""
+        return replace(self, pass_rates=part.pass_rates, lengths=part.lengths, parts=())

@@ -103,6 +103,10 @@ class DecodeWork(Record):
     squares: float = about("squares of the rows", default=0.0)
     seconds: float = about("seconds of these steps", unit="seconds", default=0.0)
     row_seconds: float = about("rows times seconds", default=0.0)
+    admitted: float = about("rows that were new in these steps, and read first", default=0.0)
+    admitted_squares: float = about("squares of the new rows", default=0.0)
+    row_admitted: float = about("rows times new rows", default=0.0)
+    admitted_seconds: float = about("new rows times seconds", default=0.0)
 
 
 @record
@@ -137,9 +141,14 @@ class LedgerLine(Record):
     )
     decode: DecodeWork = about("sums over decode steps", default=DecodeWork())
     cpu_seconds: dict[str, float] = about(
-        "CPU seconds of the generators' processes (`generate`), and of the trainer's first rank in "
-        "its steps (`train`): on a busy machine the clock says more about other programs",
+        "CPU seconds of the generators' processes (`generate`), of the trainer's first rank in its "
+        "steps (`train`) and of the process that runs the loop (`loop`): on a busy machine the "
+        "clock says more about other programs",
         default_factory=dict,
+    )
+    cores: int | None = about(
+        "cores that all workers of a local run share; null where they have machines of their own",
+        default=None,
     )
 
 
