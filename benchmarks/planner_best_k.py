@@ -108,7 +108,10 @@ def main() -> None:
     if args.part == "predict":
         save("planner_best_k", {"predicted": predict()}, PATH)
         return
-    if not PATH.is_file() or subprocess.run(["git", "diff", "--quiet", "HEAD", "--", PATH]).returncode:
+    if (
+        not PATH.is_file()
+        or subprocess.run(["git", "diff", "--quiet", "HEAD", "--", PATH]).returncode
+    ):
         sys.exit("run `predict`, and commit its result, before `confirm`")
     if os.getloadavg()[0] > MAX_LOAD and not args.busy:
         sys.exit("the machine is busy: run this on an idle one")

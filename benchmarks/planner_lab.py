@@ -26,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,11 @@ def compared(
     known: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     # All predictions first: none is made with a measurement of the same part in view.
-    guesses = {name: predicted(calibration, recipe_of(c)) for name, c in settings.items()}
+    with ProcessPoolExecutor() as pool:
+        recipes = [recipe_of(changes) for changes in settings.values()]
+        guesses = dict(
+            zip(settings, pool.map(partial(predicted, calibration), recipes), strict=True)
+        )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, changes) in enumerate(settings.items()):
@@ -176,7 +182,9 @@ def main() -> None:
         sys.exit("run `calibrate` first")
     if args.part != "first" and not args.again:
         check_order(args.part)
-    calibration = [reproduced(calibrate(KEPT / str(seed))) for seed in range(REPEATS)]
+    with ProcessPoolExecutor() as pool:
+        seeds = [calibrate(KEPT / str(seed)) for seed in range(REPEATS)]
+        calibration = list(pool.map(reproduced, seeds))
     path = RESULTS / f"planner_lab_{args.part}.json"
     known = {}
     if args.again:

@@ -98,14 +98,18 @@ def main() -> None:
         for kind, settings in SETTINGS.items():
             base = [reproduced(c) for c in measure(kind, {}, folder, folder / kind / "base")]
             guesses = {
-                setting: predicted(base, recipe_of(kind, changes, folder), changes.get("seconds", 0))
+                setting: predicted(
+                    base, recipe_of(kind, changes, folder), changes.get("seconds", 0)
+                )
                 for setting, changes in settings.items()
             }
             for i, (setting, changes) in enumerate(settings.items()):
                 runs = measure(kind, changes, folder, folder / kind / str(i))
                 measured = {n: float(np.median([c.measured[n] for c in runs])) for n in BARS}
                 error = {n: guesses[setting][n] - measured[n] for n in BARS}
-                error["step_seconds"] = guesses[setting]["step_seconds"] / measured["step_seconds"] - 1
+                error["step_seconds"] = (
+                    guesses[setting]["step_seconds"] / measured["step_seconds"] - 1
+                )
                 rows.append({"kind": kind, "setting": setting, "predicted": guesses[setting],
                              "measured": measured, "error": error})  # fmt: skip
                 print(kind, setting, json.dumps(rows[-1]["error"]))

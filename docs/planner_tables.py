@@ -68,16 +68,18 @@ def planner_public() -> str:
         low, high = case["interval_80"]
         middle = case["middle"]["step_seconds"]
         published = case["published"]
+        off = 100 * (middle / published - 1)
         rows.append([
-            case["about"], f"{published:,.4g}", f"{middle:,.4g} ({100 * (middle / published - 1):+.0f} %)",
-            f"{case['median']:,.4g}", f"{low:,.4g} to {high:,.4g}", "yes" if case["inside"] else "no",
+            case["about"], f"{published:,.4g}", f"{middle:,.4g} ({off:+.0f} %)",
+            f"{case['median']:,.4g}", f"{low:,.4g} to {high:,.4g}",
+            "yes" if case["inside"] else "no",
         ])  # fmt: skip
     head = ["run", "published, s", "at the middle rates", "median", "80 % interval", "holds"]
     update = found["verl_update"]
     return (
         f"{_markdown(head, rows)}\n\nverl's seconds of an update on 16, 32 and 64 GPUs: a + b / n "
-        f"through the outer two predicts {update['predicted']:.0f} s for the middle one, which took "
-        f"{update['published']:.0f} s ({100 * update['error']:+.0f} %); b / n alone is "
+        f"through the outer two predicts {update['predicted']:.0f} s for the middle one, which "
+        f"took {update['published']:.0f} s ({100 * update['error']:+.0f} %); b / n alone is "
         f"{100 * update['linear_error']:+.0f} % off."
     )
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,12 @@ Array = npt.NDArray[np.float64]
 COLLECT_AFTER = 200_000
 #: Simulated steps of each part of a run, at least, besides the first k.
 MIN_STEPS = 20
-#: Simulations until the slowdown of workers that share cores has settled: each halves what is left.
+#: Short simulations until the slowdown of workers that share cores has settled: each halves what is
+#: left. Later parts of a run begin with the slowdown of the part before, which is close.
 SHARING_ROUNDS = 6
+SHARING_ROUNDS_LATER = 2
+#: Steps of such a short simulation, besides the first k.
+SHARING_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -87,14 +91,33 @@ def simulate(
     """Simulate `steps` optimiser steps of a recipe. Needs `scalerl[train]`, as the loop does."""
     if world.parts:
         each = max(steps // len(world.parts), recipe.schedule.k + MIN_STEPS)
-        found = [
-            simulate(recipe, world.of_part(part), each, validate=validate) for part in world.parts
-        ]
+        found, slow = [], Slowdown()
+        for i, part in enumerate(world.parts):
+            rounds = SHARING_ROUNDS_LATER if i else SHARING_ROUNDS
+            one, slow = _simulate_part(
+                recipe, world.of_part(part), each, slow, rounds, validate=validate
+            )
+            found.append(one)
         return _mean(found)
+    return _simulate_part(recipe, world, steps, Slowdown(), SHARING_ROUNDS, validate=validate)[0]
+
+
+class Slowdown(NamedTuple):
+    """Seconds of a worker beside the others over its seconds alone."""
+
+    generator: float = 1.0
+    trainer: float = 1.0
+
+
+def _simulate_part(
+    recipe: Recipe, world: PlannedWorld, steps: int, slow: Slowdown, rounds: int, *, validate: bool
+) -> tuple[Simulation, Slowdown]:
+    """A simulation without parts, and how slow workers are that share cores."""
     if world.rates.shared is not None:
-        world = _beside_each_other(recipe, world, steps)
+        slow = _beside_each_other(recipe, world, slow, rounds)
+        world = _slowed(world, slow)
     lines, crew = simulated_record(recipe, world, steps, validate=validate)
-    return _summary(lines, crew)
+    return _summary(lines, crew), slow
 
 
 def _mean(parts: Sequence[Simulation]) -> Simulation:
@@ -114,20 +137,22 @@ def _mean(parts: Sequence[Simulation]) -> Simulation:
     return Simulation(**mean | sums | {"step_error": error, "histogram": dict(histogram)})
 
 
-def _beside_each_other(recipe: Recipe, world: PlannedWorld, steps: int) -> PlannedWorld:
-    """The world with the rates that workers have while they share cores. How much they slow each
-    other down depends on how long they work at the same time, and that on their rates: so it is
-    simulated a few times."""
-    alone = world.rates
-    shared = alone.shared
+def _slowed(world: PlannedWorld, slow: Slowdown) -> PlannedWorld:
+    rates = world.rates
+    generator, trainer = rates.generator.scaled(slow.generator), rates.trainer.scaled(slow.trainer)
+    return replace(world, rates=replace(rates, generator=generator, trainer=trainer))
+
+
+def _beside_each_other(
+    recipe: Recipe, world: PlannedWorld, slow: Slowdown, rounds: int
+) -> Slowdown:
+    """How slow workers are while they share cores. How much they slow each other down depends on
+    how long they work at the same time, and that on their rates: so it is simulated a few times."""
+    shared = world.rates.shared
     assert shared is not None
-    slow = (1.0, 1.0)
-    for _ in range(SHARING_ROUNDS):
-        rates = replace(
-            alone, generator=alone.generator.scaled(slow[0]), trainer=alone.trainer.scaled(slow[1])
-        )
-        world = replace(world, rates=rates)
-        _, crew = simulated_record(recipe, world, steps)
+    steps = recipe.schedule.k + SHARING_STEPS
+    for _ in range(rounds):
+        _, crew = simulated_record(recipe, _slowed(world, slow), steps)
         overlap, seconds = crew.overlap, crew.clock.time
         assert overlap is not None
         generate, generators = overlap.generate, len(crew.generators)
@@ -136,13 +161,13 @@ def _beside_each_other(recipe: Recipe, world: PlannedWorld, steps: int) -> Plann
         loop = crew.rollout_seconds * recipe.batch.completions * steps / seconds
         generating = generate / generators / seconds
         beside_trainer = overlap.both / overlap.train / generators
-        found = (
+        found = Slowdown(
             shared.slowdown([overlap.both / generate, loop, *[generating] * (generators - 1)]),
             shared.slowdown([loop, *[beside_trainer] * generators]),
         )
         # Halfway: a slower trainer leaves generators more time to wait, and the other way round.
-        slow = (slow[0] + found[0]) / 2, (slow[1] + found[1]) / 2
-    return world
+        slow = Slowdown((slow.generator + found.generator) / 2, (slow.trainer + found.trainer) / 2)
+    return slow
 
 
 def simulated_record(
