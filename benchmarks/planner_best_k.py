@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from planner_lab import BASE, KEPT, MAX_LOAD, REPEATS, STEPS, train
+from planner_lab import BASE, MAX_LOAD, kept_runs, train
 from record import RESULTS, save
 from scalerl.planner.calibrate import calibrate, reproduced
 from scalerl.planner.simulate import simulate
@@ -33,6 +33,8 @@ from scalerl.runs.reader import RunReader
 
 PATH = RESULTS / "planner_best_k.json"
 GRID = (1, 2, 3, 4, 6, 8)
+#: Calibrations, and seeds of each k.
+SEEDS = 3
 #: Validations often enough to read the time to the target between two of them.
 RUN_STEPS = 80
 RUN = BASE | {"validation.every": 10, "budget.steps": RUN_STEPS}
@@ -41,15 +43,16 @@ TARGET = 0.4
 
 
 def recipe_of(k: int, **changes: Any) -> Recipe:
-    return Recipe.load("scalerl", "tiny").replace(BASE | {"schedule.k": k} | changes)
+    return Recipe.load("scalerl", "tiny").replace(RUN | {"schedule.k": k} | changes)
 
 
 def predict() -> dict[str, Any]:
     """Step time and staleness of each k, and the k that is proposed."""
-    calibrations = [reproduced(calibrate(KEPT / str(seed))) for seed in range(REPEATS)]
+    # The latest calibrations: the speed of a machine drifts.
+    calibrations = [reproduced(calibrate(path)) for path in kept_runs()[-SEEDS:]]
     rows = []
     for k in GRID:
-        found = [simulate(recipe_of(k), c.world(recipe_of(k)), 6 * STEPS) for c in calibrations]
+        found = [simulate(recipe_of(k), c.world(recipe_of(k)), RUN_STEPS) for c in calibrations]
         row = {name: float(np.median([getattr(f, name) for f in found]))
                for name in ("step_seconds", "step_error", "staleness")}  # fmt: skip
         rows.append({"k": k} | row)
@@ -63,7 +66,7 @@ def predict() -> dict[str, Any]:
 
 def run_once(k: int, seed: int, folder: Path) -> dict[str, float]:
     out = folder / f"{k}-{seed}"
-    train(Recipe.load("scalerl", "tiny").replace(RUN | {"schedule.k": k, "seed": seed}), out)
+    train(recipe_of(k, seed=seed), out)
     points = [line for line in RunReader(out).read(EvalLine) if line.pass_rate is not None]
     rates = np.maximum.accumulate([float(p.pass_rate or 0.0) for p in points])
     # Two devices: one generates, one trains.
@@ -86,7 +89,7 @@ def confirm(predicted: dict[str, Any]) -> dict[str, Any]:
     chosen = GRID[max(min(at - 1, len(GRID) - 3), 0) :][:3]
     runs: dict[int, list[dict[str, float]]] = {k: [] for k in chosen}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(REPEATS):
+        for seed in range(SEEDS):
             for k in chosen:
                 runs[k].append(run_once(k, seed, Path(folder)))
                 print(k, seed, runs[k][-1])

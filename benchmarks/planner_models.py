@@ -73,7 +73,7 @@ def predicted(found: list[Calibration], recipe: Recipe, seconds: float) -> dict[
                                            spread=0.0))
             for w in worlds
         ]  # fmt: skip
-    simulated = [simulate(recipe, world, 3 * STEPS) for world in worlds]
+    simulated = [simulate(recipe, world, STEPS) for world in worlds]
     return {name: float(np.median([getattr(s, name) for s in simulated])) for name in BARS}
 
 

@@ -44,6 +44,11 @@ SHARING_ROUNDS = 6
 SHARING_ROUNDS_LATER = 2
 #: Steps of such a short simulation, besides the first k.
 SHARING_STEPS = 12
+#: Steps of a run up to which its start counts: it is simulated as it will be, from the first step.
+SHORT_RUN = 200
+#: Steps at the beginning of a run that are left out of its mean, at least: the first batches are
+#: written with caches, kernels and lengths of their own.
+SKIP = 4
 
 
 @dataclass(frozen=True)
@@ -89,17 +94,32 @@ def simulate(
     recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False
 ) -> Simulation:
     """Simulate `steps` optimiser steps of a recipe. Needs `scalerl[train]`, as the loop does."""
-    if world.parts:
-        each = max(steps // len(world.parts), recipe.schedule.k + MIN_STEPS)
-        found, slow = [], Slowdown()
-        for i, part in enumerate(world.parts):
-            rounds = SHARING_ROUNDS_LATER if i else SHARING_ROUNDS
-            one, slow = _simulate_part(
-                recipe, world.of_part(part), each, slow, rounds, validate=validate
-            )
-            found.append(one)
-        return _mean(found)
-    return _simulate_part(recipe, world, steps, Slowdown(), SHARING_ROUNDS, validate=validate)[0]
+    found: list[Simulation] = []
+    slow = Slowdown()
+    for one, n in _worlds(recipe, world, steps):
+        rounds = SHARING_ROUNDS_LATER if found else SHARING_ROUNDS
+        result, slow = _simulate_part(recipe, one, n, slow, rounds, validate=validate)
+        found.append(result)
+    return found[0] if len(found) == 1 else _mean(found)
+
+
+def _worlds(recipe: Recipe, world: PlannedWorld, steps: int) -> Iterator[tuple[PlannedWorld, int]]:
+    """The worlds that are simulated, each with its number of steps.
+
+    A short run is simulated whole and several times, its parts one after the other: batches that
+    wait for the trainer take a good part of such a run to build up. Of a long run each part is
+    simulated for itself, in the state in which it spends nearly all its time.
+    """
+    parts, budget = world.parts, recipe.budget.steps
+    if not parts:
+        yield world, steps
+    elif budget is not None and budget <= SHORT_RUN:
+        whole = replace(world, part_steps=max(budget // len(parts), 1))
+        for i in range(max(round(steps / budget), 1)):
+            yield replace(whole, seed=world.seed + i), budget
+    else:
+        for part in parts:
+            yield world.of_part(part), max(steps // len(parts), recipe.schedule.k + MIN_STEPS)
 
 
 class Slowdown(NamedTuple):
@@ -151,6 +171,8 @@ def _beside_each_other(
     shared = world.rates.shared
     assert shared is not None
     steps = recipe.schedule.k + SHARING_STEPS
+    if world.part_steps:
+        steps = max(steps, world.part_steps * len(world.parts))
     for _ in range(rounds):
         _, crew = simulated_record(recipe, _slowed(world, slow), steps)
         overlap, seconds = crew.overlap, crew.clock.time
@@ -226,7 +248,11 @@ def _summary(lines: list[StepLine], crew: PlannedCrew) -> Simulation:
     ends = 60 * minutes - validated / devices
     # The first k + 1 batches were begun together, before the first step.
     least = crew.setup.recipe.schedule.k + 1
-    cut = start_up(np.diff(ends, prepend=0.0), least)
+    if crew.world.part_steps:
+        # Seconds of steps change from part to part: that is no start-up.
+        cut = min(max(SKIP, least), len(lines) - 1)
+    else:
+        cut = start_up(np.diff(ends, prepend=0.0), least)
     first, last = lines[cut - 1] if cut else None, lines[-1]
     n = len(lines) - cut
     seconds = float(ends[-1] - (ends[cut - 1] if cut else 0.0)) / n
