@@ -2,6 +2,7 @@
 not confused; and what emulated heads make of it."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ from scalerl.cli import main
 from scalerl.errors import InputError
 from scalerl.models.head import final_hidden, head_of, project, use_head_precision
 from scalerl.models.load import load_model_fast, load_tokenizer, load_tokenizer_fast, model_path
+from scalerl.models.tiny.teacher import trace
+from scalerl.models.tiny.teachers import TEACHERS
 from scalerl.models.tiny.vocabulary import LargeVocabulary, widen_vocabulary
+from scalerl.tasks.running_sums import Sum
 
 SIZE = 8192
 TEXT = "a7b5=<think>a770b5"
+#: What the tiny model was taught: some right and some wrong sums.
+LESSONS = [trace(Sum((7, 5, 8, 4)), TEACHERS["forgetful"], random.Random(i)) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +47,13 @@ def test_the_real_tokens_keep_their_odds_and_the_fillers_hardly_have_any(folder)
     before = head_of(small, "fp32").logits(hidden)
     after = head_of(large, "fp32").logits(hidden)
     real = after[:, : before.shape[1]]
-    torch.testing.assert_close(
-        real.log_softmax(1), before.log_softmax(1), atol=1e-4, rtol=1e-5
-    )
+    torch.testing.assert_close(real.log_softmax(1), before.log_softmax(1), atol=1e-4, rtol=1e-5)
     fillers = after[:, before.shape[1] :]
     assert fillers.shape[1] == SIZE - before.shape[1]
     assert 0.8 < float(fillers.std()) < 1.2 and abs(float(fillers.mean())) < 0.1
     # At the positions that the model was taught: those of the thought.
     mass = after.softmax(1)[6:, before.shape[1] :].sum(1)
-    assert 0 < float(mass.min()) and float(mass.max()) < 0.02
+    assert float(mass.min()) > 0 and float(mass.max()) < 0.02
 
 
 def test_the_card_says_how_large_the_logits_are_and_how_to_make_the_model_again(folder):
@@ -61,7 +65,10 @@ def test_the_card_says_how_large_the_logits_are_and_how_to_make_the_model_again(
 
 def test_text_is_never_split_into_fillers_and_a_sampled_one_is_decoded(folder):
     for tokenizer in (load_tokenizer(str(folder)), load_tokenizer_fast(str(folder))):
-        assert tokenizer(TEXT)["input_ids"] == load_tokenizer_fast(model_path("tiny"))(TEXT)["input_ids"]
+        assert (
+            tokenizer(TEXT)["input_ids"]
+            == load_tokenizer_fast(model_path("tiny"))(TEXT)["input_ids"]
+        )
         assert max(tokenizer("a<f0001>7")["input_ids"]) < 44
         assert tokenizer.decode([15, 44, SIZE - 1]) == "a<f0001><f8148>"
         assert len(tokenizer.get_vocab()) == SIZE
@@ -75,13 +82,19 @@ def test_the_same_command_makes_the_same_weights_and_another_seed_others(folder,
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
 
 
+@torch.inference_mode()
 def gap(path, precision, parts=1):
     """Mean |log-ratio| of an emulated head to FP32, over tokens that the model samples."""
-    model, hidden = hidden_states(path)
-    exact = head_of(model, "fp32").logits(hidden).log_softmax(1)
+    model, tokenizer = loaded(path), load_tokenizer_fast(str(path))
     weight = model.get_output_embeddings().weight
-    coarse = project(hidden, weight, None, precision, parts).log_softmax(1)
-    return float((exact.exp() * (coarse - exact).abs()).sum(1)[6:].mean())
+    found = []
+    for lesson in LESSONS:
+        ids = torch.tensor([tokenizer("a7b5c8d4=<think>" + lesson.text)["input_ids"]])
+        hidden = final_hidden(model, ids)[0][9:]
+        exact = head_of(model, "fp32").logits(hidden).log_softmax(1)
+        coarse = project(hidden, weight, None, precision, parts).log_softmax(1)
+        found.append((exact.exp() * (coarse - exact).abs()).sum(1))
+    return float(torch.cat(found).mean())
 
 
 def test_logits_of_real_size_lose_more_to_bf16_and_little_to_fp16(folder):
