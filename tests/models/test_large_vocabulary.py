@@ -104,6 +104,19 @@ def test_logits_of_real_size_lose_more_to_bf16_and_little_to_fp16(folder):
     assert gap(folder, "bf16-emulated", parts=8) > large
 
 
+def test_larger_logits_leave_the_policy_and_double_what_bf16_loses(folder, tmp_path):
+    widen_vocabulary(tmp_path / "made", LargeVocabulary("tiny", SIZE, level=40))
+    found = []
+    for path in (folder, tmp_path / "made"):
+        model, hidden = hidden_states(path)
+        found.append(head_of(model, "fp32").logits(hidden))
+    before, after = found
+    torch.testing.assert_close(after.softmax(1), before.softmax(1), atol=2e-4, rtol=0)
+    assert 36 < float(after[6:].amax(1).mean()) < 44
+    few, more = gap(folder, "bf16-emulated"), gap(tmp_path / "made", "bf16-emulated")
+    assert 1.4 * few < more < 3 * few
+
+
 def test_another_order_of_accumulation_gives_other_bits(folder):
     model, hidden = hidden_states(folder)
     use_head_precision(model, "bf16-emulated", 4)
@@ -123,6 +136,7 @@ def test_the_command_makes_one_and_refuses_what_cannot_be(tmp_path, capsys):
         (["--from", "tiny", "--vocabulary", "44"], "has 44 tokens already"),
         (["--from", str(tmp_path), "--vocabulary", "99"], "no tiny model"),
         (["--from", "tiny", "--vocabulary", "99", "--size", "1", "32"], "leave them out"),
+        (["--from", "tiny", "--vocabulary", "99", "--logits", "10"], "give 20 or more"),
     ):
         assert main([*words, *wrong]) == 2
         said = capsys.readouterr().err
