@@ -104,6 +104,10 @@ CHANGES = {
     "length.truncation_critical": ("length.truncation_critical=0.5", []),
     "precision.trainer_head": ("precision.trainer_head=bf16-emulated", HEADS),
     "precision.generator_head": ("precision.generator_head=bf16-emulated", HEADS),
+    "forces.sampler_noise": ("forces.sampler_noise=0.1", []),
+    "forces.generator_split": (
+        "forces.generator_split=4",
+        ["precision.trainer_head=model", "precision.generator_head=bf16-emulated"]),
     "schedule.name": ("schedule.name=off-policy", []),
     "schedule.k": ("schedule.k=1", []),
     "optimiser.lr": ("optimiser.lr=1e-3", []),
