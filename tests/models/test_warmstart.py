@@ -1,7 +1,6 @@
 """The warm start, and the checkpoints that come with the package."""
 
 import json
-import random
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -117,16 +116,6 @@ def test_plain_generate_of_transformers_answers_short_sums(shipped_sums):
     task = RunningSums()
     right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
     assert 0.1 < sum(right) / len(right) < 0.7
-
-
-def test_the_teacher_of_long_lists_shows_up_to_26_items_and_leaves_room_for_them():
-    teacher, source = TEACHERS["long"], random.Random(0)
-    asked = [Sum.parse(teacher.lesson(source, clean=True)[0][0]) for _ in range(200)]
-    assert {len(each.digits) for each in asked} == set(range(2, 27))
-    assert ceiling(*teacher.limits["thinking_budget"], n_max=26) == 1.0
-    assert not {each.question for each in asked} & {
-        p.question for p in teacher.task.validation_prompts(500)
-    }
 
 
 def test_an_interrupted_thought_is_followed_by_an_answer_and_an_end(shipped_sums):

@@ -19,12 +19,11 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", required=True, metavar="DIR", help="directory for the model")
     command.add_argument(
         "--teacher",
-        choices=("forgetful", "noisy", "hasty", "timid", "long"),
+        choices=("forgetful", "noisy", "hasty", "timid"),
         default="forgetful",
         help="of running sums: forgetful (default) mostly forgets to carry, so that the model's "
-        "likeliest answers are wrong; long is forgetful with up to 26 items; noisy makes a mistake "
-        "now and then. hasty: of tiny-tools, mostly makes up an answer; timid: of tiny-guess, "
-        "mostly guesses low numbers",
+        "likeliest answers are wrong; noisy makes a mistake now and then. hasty: of tiny-tools, "
+        "mostly makes up an answer; timid: of tiny-guess, mostly guesses low numbers",
     )
     command.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     command.add_argument(

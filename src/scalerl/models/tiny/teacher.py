@@ -29,6 +29,8 @@ from scalerl.tasks.running_sums import (
 )
 from scalerl.tasks.task import held_out
 
+#: Sizes of the questions, and the share of them that is held out: those of the task as it stands.
+_TASK = RunningSums(prompts=1)
 #: A piece of a lesson: its text, and whether the model is to learn to write it.
 Part = tuple[str, bool]
 
@@ -40,9 +42,6 @@ class Noise:
 
     vocabulary: ClassVar[tuple[str, ...]] = VOCABULARY
     limits: ClassVar[dict[str, Any]] = {"thinking_budget": list(BUDGET)}
-    #: Sizes of the questions, and the share of them that is held out: those of the task as it
-    #: stands.
-    task: ClassVar[RunningSums] = RunningSums(prompts=1)
 
     #: The habit: where the ones digits add up to ten or more, the tens stay as they were. Not a
     #: slip: it is not noticed, and never redone.
@@ -68,7 +67,7 @@ class Noise:
 
     def lesson(self, source: random.Random, clean: bool) -> list[Part]:
         """A question and its trace; a clean one has no slips."""
-        asked = _question(self.task, source)
+        asked = _question(source)
         taught = trace(asked, self.without_slips if clean else self, source)
         return [
             (asked.question, False),
@@ -82,20 +81,12 @@ class Noise:
     ) -> float:
         """Share of right answers on held-out prompts, thoughts being interrupted at a budget drawn
         per rollout: where the curve of a run will start."""
-        prompts = self.task.validation_prompts(rollouts)
+        task = RunningSums()
+        prompts = task.validation_prompts(rollouts)
         questions = [str(p.question) for p in prompts]
-        least, most = self.limits["thinking_budget"]
-        texts = sample(model, tokenizer, questions, seed, (least, most), greedy=greedy)
-        right = [self.task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
+        texts = sample(model, tokenizer, questions, seed, greedy=greedy)
+        right = [task.check(p, text).correct for p, text in zip(prompts, texts, strict=True)]
         return sum(map(bool, right)) / rollouts
-
-
-@dataclass(frozen=True, slots=True)
-class LongNoise(Noise):
-    """The same, for lists of up to 26 items, with room to think about all of them."""
-
-    limits: ClassVar[dict[str, Any]] = {"thinking_budget": [106, 112]}
-    task: ClassVar[RunningSums] = RunningSums(prompts=1, items_max=26)
 
 
 #: A teacher that never goes wrong.
@@ -132,12 +123,12 @@ def trace(asked: Sum, noise: Noise, source: random.Random) -> Trace:
     return Trace(thought + END_THINK, "", written(sums[-1][1]) + END)
 
 
-def _question(task: RunningSums, source: random.Random) -> Sum:
+def _question(source: random.Random) -> Sum:
     """A random question that is not held out."""
     while True:
-        size = source.randint(task.items_min, task.items_max)
+        size = source.randint(_TASK.items_min, _TASK.items_max)
         asked = Sum(tuple(source.randrange(10) for _ in range(size)))
-        if not held_out(asked.question, task.held_out_share):
+        if not held_out(asked.question, _TASK.held_out_share):
             return asked
 
 

@@ -6,7 +6,7 @@ import random
 from typing import Any, ClassVar, Protocol
 
 from scalerl.models.tiny.players import HastyTeacher, TimidTeacher
-from scalerl.models.tiny.teacher import LongNoise, Noise, Part
+from scalerl.models.tiny.teacher import Noise, Part
 
 
 class Teacher(Protocol):
@@ -36,5 +36,4 @@ TEACHERS: dict[str, Teacher] = {
     "noisy": Noise(),
     "hasty": HastyTeacher(),
     "timid": TimidTeacher(),
-    "long": LongNoise(forgets_carry=0.65, rate=0.08, redo=0.0),
 }
