@@ -93,8 +93,9 @@ class PlainStudyView(StudyListener):
 
 
 def size_text(study: Study) -> str:
-    seeds = study.definition.seeds
-    many = f"{len(study.variants)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
+    counts = sorted({study.definition.seeds_of(name) for name in study.variants})
+    seeds = " or ".join(map(str, counts))
+    many = f"{len(study.variants)} variants x {seeds} seed{'s' if counts[-1] > 1 else ''}"
     return f"{many} = {len(study.members)} runs"
 
 

@@ -37,6 +37,8 @@ from scalerl.study.definition import (
     read_definition,
     variants,
 )
+from scalerl.study.force import FILE as FORCE_FILE
+from scalerl.study.force import Force, find_force, with_force
 from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
@@ -100,13 +102,15 @@ class Study:
     """
 
     def __init__(self, path: str | Path, recipe: Sequence[str] | str = (), **more: Any) -> None:
-        words = (recipe,) if isinstance(recipe, str) else tuple(recipe)
+        words: Sequence[str] = (recipe,) if isinstance(recipe, str) else tuple(recipe)
         # As TOML has them, which knows no tuples.
         given = {k: list(v) if isinstance(v, tuple) else v for k, v in more.items()}
         self.path = Path(path)
         if "=" in str(path):
             raise InputError(f"{path}: a study's directory has no = in its name: choose another")
         there = (self.path / FILE).exists()
+        if given.get("forces") is not None and (words or not there):
+            words, given = with_force(words, given)
         if not there and not words:
             raise InputError(
                 f"{path} holds no study: name a recipe, as in `scalerl study {path} scalerl tiny "
@@ -142,7 +146,7 @@ class Study:
     def _members(self) -> list[Member]:
         made = []
         for variant, recipe in self.variants.items():
-            for seed in range(recipe.seed, recipe.seed + self.definition.seeds):
+            for seed in range(recipe.seed, recipe.seed + self.definition.seeds_of(variant)):
                 name = f"{variant}-s{seed}"
                 made.append(
                     Member(
@@ -151,6 +155,12 @@ class Study:
                     )
                 )  # fmt: skip
         return made
+
+    @property
+    def force(self) -> Force | None:
+        """The force that it is about, if it is a study of one."""
+        asked = self.definition.forces
+        return find_force(asked, self.path) if asked else None
 
     @property
     def reference(self) -> str:
@@ -165,6 +175,8 @@ class Study:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             for name, recipe in self.variants.items():
                 _replace(self._file(name), recipe.to_toml())
+            if self.force is not None:
+                _replace(self.path / FORCE_FILE, self.force.text)
             asked = replace(self.definition, variants=tuple(self.variants))
             _replace(self.path / FILE, asked.to_toml())
         except OSError as error:
@@ -444,6 +456,9 @@ def _check_growth(
     """A study may grow by seeds, steps and variants; anything else is another study."""
     start = f"{path} holds another study: "
     go_on = f"; `scalerl study {path}` goes on with what is there, or choose another directory"
+    if new.forces != old.forces:
+        was = f"of the force {old.forces}" if old.forces else "of no force"
+        raise InputError(f"{start}it is {was}{go_on}")
     if new.seeds < old.seeds:
         raise InputError(f"{start}it has {old.seeds} seeds, not {new.seeds}{go_on}")
     if known and next(iter(known)) != next(iter(asked)):
