@@ -37,6 +37,7 @@ from scalerl.study.definition import (
     read_definition,
     variants,
 )
+from scalerl.study.dose_results import ForceResults, force_results
 from scalerl.study.force import FILE as FORCE_FILE
 from scalerl.study.force import Force, find_force, with_force
 from scalerl.study.knobs import Knob, knob_map
@@ -317,6 +318,13 @@ class Study:
             for m in self.members
         ]
 
+    def force_results(self) -> ForceResults:
+        """What the runs of a force show: every line over its doses, with verdicts."""
+        force = self.force
+        if force is None:
+            raise InputError(f"{self.path} is no study of a force: `scalerl study DIR --forces NAME`")
+        return force_results(force, self._findings())
+
     def plot(self, path: str | None = None) -> Any:
         """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
         from scalerl.report.knob_map import plot_knob_map
@@ -329,6 +337,14 @@ class Study:
         """Members, table and knobs, as `scalerl study --json` prints them; `end` has the errors of
         members without a record, `results` are those of `results()` where they are known."""
         now, failed = self.progress(), {} if end is None else end.failed
+        if self.force is not None:
+            return {
+                "members": [
+                    self._member_dict(member, now[member.name], failed.get(member.name))
+                    for member in self.members
+                ],
+                "force": self.force_results().to_dict(),
+            }
         shown = self.results() if results is None else results
         raced = {"race": self.race(now, failed).to_dict()} if self.definition.race else {}
         return {

@@ -1,0 +1,83 @@
+"""A claimed power law: how the dose at which lines break goes with a key of theirs.
+
+    P(a run breaks) = 1 / (1 + exp(-(ln dose - a - slope · ln key) / width))
+
+One slope for all lines, with a flat prior on it, on a and on the logarithm of the width; the
+posterior is computed on a grid. A line that never breaks, or always, says only that its dose is
+beyond those tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.curves.formula import logistic
+
+#: Slopes that are possible.
+SLOPES = np.linspace(-3.0, 2.0, 201)
+#: Widths of the rise from stable to broken, in ln dose: a fifth of a doubling, to two of them.
+LAW_WIDTHS = np.geomspace(0.15, 1.4, 10)
+#: How far beyond the doses tried half of the runs may break, in ln dose.
+BEYOND = 3.0
+#: Steps of the grid of a.
+HEIGHTS = 161
+TAILS = (0.05, 0.5, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The runs of one cell."""
+
+    key: float
+    dose: float
+    runs: int
+    broken: int
+
+
+@dataclass(frozen=True, slots=True)
+class LawVerdict:
+    """The slope with its 90 % interval, against the claimed one."""
+
+    over: str
+    claimed: float
+    #: Low end, median and high end.
+    slope: tuple[float, float, float]
+    #: "holds": the interval has the claimed slope and not 0. "does not hold": it has not the claimed
+    #: one. "undecided": it has both.
+    verdict: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "over": self.over,
+            "claimed": self.claimed,
+            "slope": self.slope[1],
+            "interval": [self.slope[0], self.slope[2]],
+            "verdict": self.verdict,
+        }
+
+
+def law_verdict(outcomes: Sequence[Outcome], over: str, claimed: float) -> LawVerdict:
+    """The posterior of the slope by all runs."""
+    centre = float(np.mean([np.log(o.key) for o in outcomes]))
+    doses = np.log([o.dose for o in outcomes])
+    # a at the middle key, so that it hardly depends on the slope.
+    heights = np.linspace(doses.min() - BEYOND, doses.max() + BEYOND, HEIGHTS)
+    log = np.zeros((len(SLOPES), HEIGHTS, len(LAW_WIDTHS)))
+    for o, dose in zip(outcomes, doses, strict=True):
+        middle = heights[None, :, None] + SLOPES[:, None, None] * (np.log(o.key) - centre)
+        p = np.clip(logistic((dose - middle) / LAW_WIDTHS), 1e-12, 1 - 1e-12)
+        log += o.broken * np.log(p) + (o.runs - o.broken) * np.log1p(-p)
+    weight = np.exp(log - log.max()).sum(axis=(1, 2))
+    # Straight between the grid's sums, each taken at the end of its own cell.
+    half = (SLOPES[1] - SLOPES[0]) / 2
+    low, middle, high = (
+        float(v) for v in np.interp(TAILS, np.cumsum(weight) / weight.sum(), SLOPES + half)
+    )
+    verdict = "does not hold"
+    if low <= claimed <= high:
+        verdict = "undecided" if low <= 0 <= high else "holds"
+    return LawVerdict(over, claimed, (low, middle, high), verdict)
