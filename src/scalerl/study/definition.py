@@ -22,7 +22,7 @@ from scalerl.recipe import toml as recipe_toml
 from scalerl.recipe.load import parse_override, recipe_from
 from scalerl.recipe.problems import nearest
 from scalerl.study.axes import AXES, HERE, axis_changes
-from scalerl.study.force import find_force, force_variants
+from scalerl.study.force import HOME_WORD, find_force, force_variants
 
 FILE = "study.toml"
 RateRule = Literal["kept", "sqrt"]
@@ -230,6 +230,8 @@ def _of_force(
 ) -> dict[str, Recipe]:
     """The variants of a study of a force: each line at each dose, with the same budget."""
     plain = _base(asked)
+    if HOME_WORD in plain.model.path:
+        plain = plain.replace({"model.path": plain.model.path.replace(HOME_WORD, str(home))})
     if not any(plain.to_dict()["budget"].values()):
         raise InputError("how long is each run? give --steps N")
     found: dict[str, Recipe] = {}

@@ -180,7 +180,8 @@ class LineDraws:
             weights = np.array([len(self.cells[i].levels) for i in seen], dtype=np.float64)
             beside = (self.levels - np.asarray(self.known))[:, seen]
             smooth = falling(beside, weights)
-            found = first_crossing(smooth[:, :1] - smooth, places[seen], MARGIN)
+            share = np.random.default_rng((67, self.seed)).random(DRAWS)
+            found = first_crossing(smooth[:, :1] - smooth, places[seen], MARGIN, share)
         return np.minimum(found, self.half_unstable)
 
 
@@ -205,21 +206,20 @@ def falling(values: Array, weights: Array) -> Array:
     return out
 
 
-def first_crossing(falls: Array, places: Array, margin: float) -> Array:
-    """Place at which each row of falls first passes the margin, straight between doses; inf: never.
+def first_crossing(falls: Array, places: Array, margin: float, share: Array) -> Array:
+    """Place at which each row of falls first passes the margin; inf: never. Between the last dose
+    before that and the first one after it nothing was tried and any response is possible: the place
+    is this share of the way.
 
-    >>> first_crossing(np.array([[0.0, 0.01, 0.05]]), np.array([0.0, 0.5, 1.0]), 0.03).tolist()
+    >>> fall = np.array([[0.0, 0.01, 0.05]])
+    >>> first_crossing(fall, np.array([0.0, 0.5, 1.0]), 0.03, np.array([0.5])).tolist()
     [0.75]
     """
     beyond = falls > margin
     i = np.argmax(beyond, axis=1)
-    never = ~beyond.any(axis=1)
-    rows = np.arange(len(falls))
     before = np.maximum(i - 1, 0)
-    low, high = falls[rows, before], falls[rows, i]
-    share = np.clip((margin - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
     found = places[before] + share * (places[i] - places[before])
-    return np.asarray(np.where(never, np.inf, found))
+    return np.asarray(np.where(beyond.any(axis=1), found, np.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,8 @@ class DoseVerdict:
     verdict: str
     #: Low end, median and high end of the dose; inf: beyond the largest.
     dose: Interval
+    #: The same as places on the axis.
+    at: Interval
     #: Probability that it has fallen at the largest dose, or before.
     p_falls: float
     #: Fall at the largest dose: 90 % interval and median; None where no run counts there.
@@ -240,8 +242,8 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
     """The verdict of a line whose levels are monotone in the dose."""
     draws, last = line.thresholds, line.cells[-1]
     p_falls = float(np.isfinite(draws).mean())
-    low, middle, high = np.quantile(draws, TAILS, method="higher")
-    dose = tuple(dose_at(float(v), line.doses) for v in (low, middle, high))
+    low, middle, high = (float(v) for v in np.quantile(draws, TAILS, method="higher"))
+    dose = tuple(dose_at(v, line.doses) for v in (low, middle, high))
     fall: Interval | None = None
     holds = False
     if last.levels and line.cells[0].levels:
@@ -252,7 +254,9 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
     verdict = "falls" if p_falls >= WINNER_PROBABILITY else "holds" if holds else "undecided"
     if not line.cells[0].levels:
         verdict = "undecided"  # nothing to fall from
-    return DoseVerdict(verdict, (dose[0], dose[1], dose[2]), p_falls, fall)
+    return DoseVerdict(
+        verdict, (dose[0], dose[1], dose[2]), (low, middle, high), p_falls, fall
+    )
 
 
 @dataclass(frozen=True, slots=True)

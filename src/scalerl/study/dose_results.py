@@ -31,6 +31,7 @@ from scalerl.study.dose_draws import (
     LineDraws,
     contrast,
     line_verdict,
+    positions,
     spread_of,
     unstable_interval,
 )
@@ -55,6 +56,8 @@ class CellResult:
     """One line at one dose."""
 
     cell: Cell
+    #: Place of its dose on the axis, from 0 to 1.
+    place: float
     #: Runs at the end of their budget.
     runs: int
     unstable: int
@@ -124,6 +127,12 @@ class LineResult:
     verdict: DoseVerdict | None
     best: tuple[BestDose, ...]
     words: str
+
+    @property
+    def falls_at(self) -> Interval | None:
+        """Places on the axis at which it falls: low end, median, high end; None where it is not
+        decided that it does."""
+        return None if self.verdict is None or self.verdict.verdict != "falls" else self.verdict.at
 
     def to_dict(self) -> dict[str, Any]:
         said = self.verdict
@@ -342,6 +351,7 @@ def _cell(numbers: _LineNumbers, i: int) -> CellResult:
     measured.pop("pass_rate", None)
     return CellResult(
         cell=runs.cell,
+        place=float(positions(numbers.doses)[i]),
         runs=len(runs.found),
         unstable=scores.unstable,
         broken=numbers.broken(i),

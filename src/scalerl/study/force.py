@@ -35,6 +35,8 @@ from scalerl.recipe.problems import nearest
 FORCES = resources.files("scalerl.study") / "forces"
 #: Copy of the force file in the directory of its study.
 FILE = "force.toml"
+#: Stands for the directory of the study in the recipe's `model.path`.
+HOME_WORD = "{study}"
 Changes = dict[str, Any]
 #: What is asked of the doses: from which one on a line falls; what each does against the first;
 #: which is best.
