@@ -4,7 +4,6 @@
     DIR/models/tiny-1x64        what the variant's recipe names as its model
 
 Each is made like the tiny model: the same teacher, seed and lessons (`scalerl warmstart --size`).
-`DIR/models/tiny-v8192` is the tiny model itself with a vocabulary of 8,192 tokens (`--vocabulary`).
 An existing model is kept, so that a study continues with the weights it started with.
 """
 
@@ -30,7 +29,6 @@ SIZES = ("1x64", "2x128")
 HEAD = 32
 _SIZE = re.compile(r"(\d+)x(\d+)")
 _MADE = re.compile(rf"({'|'.join(TEACHERS)})-(\d+)x(\d+)")
-_VOCABULARY = re.compile(rf"({'|'.join(TEACHERS)})-v(\d+)")
 #: Tokens of a warm start.
 TOKENS = 3.6e6
 #: Parameters × tokens that one core trains in a second.
@@ -42,19 +40,15 @@ class GeneratedModel:
     """A model that a study makes."""
 
     path: Path
-    teacher: str = ""
-    layers: int = 0
-    width: int = 0
-    #: Name of the tiny model that it is derived from, and its number of tokens; None: it is trained.
-    derived: tuple[str, int] | None = None
+    teacher: str
+    layers: int
+    width: int
     #: Further options of `scalerl warmstart`.
     options: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> float:
         """Estimated minutes on one idle core."""
-        if self.derived is not None:
-            return 0.1
         # Each layer has 4 width² parameters in attention, 12 width² in its feed-forward part.
         parameters = 16 * self.layers * self.width**2 + 80 * self.width
         return TOKENS * parameters / RATE / 60
@@ -70,13 +64,8 @@ class GeneratedModel:
         making = self.path.with_name(f"{self.path.name}.making")
         shutil.rmtree(making, ignore_errors=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.derived is not None:
-            source, tokens = self.derived
-            made = ["--from", source, "--vocabulary", str(tokens)]
-        else:
-            size = ["--size", str(self.layers), str(self.width)]
-            made = ["--teacher", self.teacher, *size]
-        words = ["warmstart", *made, *self.options, "--json"]
+        size = ["--size", str(self.layers), str(self.width)]
+        words = ["warmstart", "--teacher", self.teacher, *size, *self.options, "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "scalerl", *words, "--out", str(making)],
             stdin=subprocess.DEVNULL,
@@ -121,12 +110,8 @@ def models_of(recipes: Iterable[Recipe], home: Path) -> list[GeneratedModel]:
     found = {}
     for recipe in recipes:
         path = Path(recipe.model.path)
-        if path.parent.resolve() != (home / FOLDER).resolve():
-            continue
-        if (derived := _VOCABULARY.fullmatch(path.name)) is not None:
-            found[path] = GeneratedModel(path, derived=(derived[1], int(derived[2])))
         name = _MADE.fullmatch(path.name)
-        if name is not None:
+        if name is not None and path.parent.resolve() == (home / FOLDER).resolve():
             found[path] = GeneratedModel(path, TEACHERS[name[1]], int(name[2]), int(name[3]))
     return list(found.values())
 
