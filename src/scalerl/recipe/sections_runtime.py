@@ -15,7 +15,7 @@ from scalerl.recipe.names import Names, name_or_path
 
 SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy")
 Name = Annotated[str, AfterValidator(name_or_path)]
-Head = Literal["fp32", "model", "bf16-emulated"]
+Head = Literal["fp32", "model", "bf16-emulated", "fp16-emulated"]
 #: Fields of the optimiser that a constant rate does not use.
 DECAY_CONSTANTS = ("decay_start", "decay_steps", "min_lr_ratio")
 
@@ -24,7 +24,9 @@ class PrecisionSection(Section):
     """Precision of the language-model head, which limits how exact the ratio is."""
 
     trainer_head: Head = field(
-        "fp32", "head of the trainer: fp32, the model's dtype, or emulated bf16 rounding", "paper"
+        "fp32",
+        "head of the trainer: fp32, the model's dtype, or emulated bf16 or fp16 rounding",
+        "paper",
     )
     generator_head: Head = field("fp32", "head of the generator, as trainer_head", "paper")
     one_sided: bool = field(

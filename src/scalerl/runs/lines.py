@@ -52,6 +52,28 @@ class Staleness(Record):
     mean: float = about("mean over tokens", unit="versions")
     max: int = about("largest", unit="versions")
     histogram: dict[int, int] = about("tokens of each staleness")
+    gap: dict[int, float] | None = about(
+        "mean |log π_train − log π_gen| of the tokens of each staleness",
+        unit="nats",
+        default=None,
+    )
+    kl: dict[int, float] | None = about(
+        "k3 estimate of KL(gen ‖ train) over the tokens of each staleness",
+        unit="nats",
+        default=None,
+    )
+
+
+@record
+class Clipping(Record):
+    """Tokens in the loss by the probability with which the generator drew them, in ten bins of
+    width 0.1 from [0, 0.1) to [0.9, 1]."""
+
+    tokens: tuple[int, ...] = about("tokens in each bin")
+    truncated: tuple[float, ...] = about(
+        "share of the tokens of each bin with a ratio that the loss capped or clipped; 0 in an "
+        "empty bin"
+    )
 
 
 @record
@@ -199,6 +221,20 @@ class StepLine(Line):
         "what publishing the weights took after the pass", unit="seconds", default=0.0
     )
     group_seconds: GroupSeconds | None = about("how long groups were in each stage", default=None)
+    clipping: Clipping | None = about(
+        "which tokens the loss capped or clipped; left out where no token is in the loss",
+        default=None,
+    )
+    far_gradient: float | None = about(
+        "share of the gradient's weight, the sum over tokens of |∂ loss / ∂ log π_train|, that "
+        "comes from tokens with a ratio above 2 or below 1/2; left out without a gradient",
+        default=None,
+    )
+    gradient_chance: float | None = about(
+        "share of prompts that are expected to have both right and wrong rollouts: the mean of "
+        "1 − pⁿ − (1−p)ⁿ over prompts with n scored rollouts, a share p of them right",
+        default=None,
+    )
     unscored_why: dict[str, int] | None = about(
         "why rollouts have no reward: reason and number of rollouts; left out where all have one",
         default=None,
