@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, StrictFloat, model_validator
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.names import Names, name_or_path
 
-SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy")
+SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy", "lag")
 Name = Annotated[str, AfterValidator(name_or_path)]
 Head = Literal["fp32", "model", "bf16-emulated", "fp16-emulated"]
 #: Fields of the optimiser that a constant rate does not use.
@@ -55,17 +55,18 @@ class PrecisionSection(Section):
 class ScheduleSection(Section):
     """When generators and trainer wait for each other. Under pipeline, generators never stop, and
     the trainer waits before a token would be more than k steps old. Under off-policy, one set of
-    weights generates k batches, then k optimiser steps follow."""
+    weights generates k batches, then k optimiser steps follow. Under lag, every token is exactly k
+    steps old, to measure what staleness does."""
 
     name: Annotated[str, SCHEDULE_NAMES] = field(
         "pipeline",
-        "generators run all the time (pipeline), or in turn with the trainer (off-policy)",
+        "generators run all the time (pipeline), or in turn with the trainer (off-policy, lag)",
         "paper",
     )
     k: int = field(
         8,
-        "pipeline: largest age of a token when it is trained on; off-policy: optimiser steps per "
-        "generation phase",
+        "pipeline: largest age of a token when it is trained on; lag: the age of every token; "
+        "off-policy: optimiser steps per generation phase",
         "paper",
         unit="steps",
         ge=1,
