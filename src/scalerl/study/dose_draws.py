@@ -156,18 +156,8 @@ class LineDraws:
         was unstable."""
         if not any(cell.unstable for cell in self.cells):
             return np.full(DRAWS, np.inf)
-        places = positions(self.doses)
-        log = np.zeros((len(HALF_WAY), len(WIDTHS)))
-        for place, cell in zip(places, self.cells, strict=True):
-            p = logistic((place - HALF_WAY[:, None]) / WIDTHS[None, :])
-            p = np.clip(p, 1e-12, 1 - 1e-12)
-            log += cell.unstable * np.log(p) + (cell.runs - cell.unstable) * np.log1p(-p)
-        weight = np.exp(log - log.max()).sum(axis=1)
-        rng = np.random.default_rng((53, self.seed))
-        chosen = rng.choice(len(HALF_WAY), DRAWS, p=weight / weight.sum())
-        step = HALF_WAY[1] - HALF_WAY[0]
-        found = HALF_WAY[chosen] + step * (rng.random(DRAWS) - 0.5)
-        return np.where(found > 1.0, np.inf, np.maximum(found, 0.0))
+        counts = [(cell.unstable, cell.runs) for cell in self.cells]
+        return half_way(counts, positions(self.doses), self.seed)
 
     @cached_property
     def thresholds(self) -> Array:
@@ -183,6 +173,23 @@ class LineDraws:
             share = np.random.default_rng((67, self.seed)).random(DRAWS)
             found = first_crossing(smooth[:, :1] - smooth, places[seen], MARGIN, share)
         return np.minimum(found, self.half_unstable)
+
+
+def half_way(counts: Sequence[tuple[int, int]], places: Array, seed: int) -> Array:
+    """Samples of the place at which half of the runs break, by how many did of how many at each
+    place; inf: beyond the largest dose. The share of broken runs is a logistic function of the
+    place; the prior is flat on HALF_WAY and on WIDTHS."""
+    log = np.zeros((len(HALF_WAY), len(WIDTHS)))
+    for place, (broken, runs) in zip(places, counts, strict=True):
+        p = logistic((place - HALF_WAY[:, None]) / WIDTHS[None, :])
+        p = np.clip(p, 1e-12, 1 - 1e-12)
+        log += broken * np.log(p) + (runs - broken) * np.log1p(-p)
+    weight = np.exp(log - log.max()).sum(axis=1)
+    rng = np.random.default_rng((53, seed))
+    chosen = rng.choice(len(HALF_WAY), DRAWS, p=weight / weight.sum())
+    step = HALF_WAY[1] - HALF_WAY[0]
+    found = HALF_WAY[chosen] + step * (rng.random(DRAWS) - 0.5)
+    return np.where(found > 1.0, np.inf, np.maximum(found, 0.0))
 
 
 def falling(values: Array, weights: Array) -> Array:
@@ -242,8 +249,6 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
     """The verdict of a line whose levels are monotone in the dose."""
     draws, last = line.thresholds, line.cells[-1]
     p_falls = float(np.isfinite(draws).mean())
-    low, middle, high = (float(v) for v in np.quantile(draws, TAILS, method="higher"))
-    dose = tuple(dose_at(v, line.doses) for v in (low, middle, high))
     fall: Interval | None = None
     holds = False
     if last.levels and line.cells[0].levels:
@@ -254,9 +259,26 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
     verdict = "falls" if p_falls >= WINNER_PROBABILITY else "holds" if holds else "undecided"
     if not line.cells[0].levels:
         verdict = "undecided"  # nothing to fall from
-    return DoseVerdict(
-        verdict, (dose[0], dose[1], dose[2]), (low, middle, high), p_falls, fall
-    )
+    return _verdict(verdict, draws, line.doses, p_falls, fall)
+
+
+def break_verdict(counts: Sequence[tuple[int, int]], doses: tuple[float, ...]) -> DoseVerdict:
+    """The verdict on the dose at which half of the runs of a line break, by how many did of how many
+    at each dose. "falls": they do up to the largest dose; "holds": they do not."""
+    draws = half_way(counts, positions(doses), 0)
+    p_breaks = float(np.isfinite(draws).mean())
+    verdict = "falls" if p_breaks >= WINNER_PROBABILITY else "undecided"
+    if 1.0 - p_breaks >= HOLDS_PROBABILITY:
+        verdict = "holds"
+    return _verdict(verdict, draws, doses, p_breaks, None)
+
+
+def _verdict(
+    name: str, draws: Array, doses: tuple[float, ...], p: float, fall: Interval | None
+) -> DoseVerdict:
+    low, middle, high = (float(v) for v in np.quantile(draws, TAILS, method="higher"))
+    dose = tuple(dose_at(v, doses) for v in (low, middle, high))
+    return DoseVerdict(name, (dose[0], dose[1], dose[2]), (low, middle, high), p, fall)
 
 
 @dataclass(frozen=True, slots=True)

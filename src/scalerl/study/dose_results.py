@@ -29,6 +29,7 @@ from scalerl.study.dose_draws import (
     DoseVerdict,
     Interval,
     LineDraws,
+    break_verdict,
     contrast,
     line_verdict,
     positions,
@@ -61,7 +62,8 @@ class CellResult:
     #: Runs at the end of their budget.
     runs: int
     unstable: int
-    #: Unstable ones, and those that ended more than FALL below the line's best cell.
+    #: Unstable ones, and those that ended more than FALL below the best cell of their line at a
+    #: milder dose.
     broken: int
     p_unstable: Interval
     #: Pass rate at the end of the budget: low end, median, high end; None where no run counts.
@@ -316,11 +318,14 @@ class _LineNumbers:
         return all(each.found for each in self.runs)
 
     def broken(self, i: int) -> int:
-        """Runs of a cell that are unstable or ended far below the line's best cell."""
-        levels = [cell.levels for cell in self.end.cells]
-        known = self.end.known
-        best = max((fmean(of) - k for of, k in zip(levels, known, strict=True) if of), default=0.0)
-        low = sum(level - known[i] < best - FALL for level in levels[i])
+        """Runs of a cell that are unstable, or ended far below the best cell of their line at a
+        milder dose. (A dose milder than the best one may be slow, as a low learning rate is.)"""
+        means = [
+            fmean(cell.levels) - k if cell.levels else -math.inf
+            for cell, k in zip(self.end.cells, self.end.known, strict=True)
+        ]
+        best = max(means[: i + 1])
+        low = sum(level - self.end.known[i] < best - FALL for level in self.end.cells[i].levels)
         return self.end.cells[i].unstable + low
 
 
@@ -331,6 +336,10 @@ def _line(force: Force, name: str, numbers: _LineNumbers) -> LineResult:
         if force.asked == "falls":
             verdict = line_verdict(numbers.of(numbers.kind))
             words = verdict_words(verdict, force, numbers.kind)
+        elif force.asked == "breaks":
+            counts = [(cell.broken, cell.runs) for cell in cells]
+            verdict = break_verdict(counts, numbers.doses)
+            words = break_words(verdict, force)
         elif force.asked == "best":
             best = _best(numbers)
             words = best_words(best)
@@ -456,6 +465,20 @@ def verdict_words(found: DoseVerdict, force: Force, kind: str) -> str:
         return f"the {what} does not fall by .02 up to the largest dose tried, {last}"
     return (
         f"undecided whether the {what} falls by .02 up to {key} = {last} "
+        f"(probability {found.p_falls:.2f})"
+    )
+
+
+def break_words(found: DoseVerdict, force: Force) -> str:
+    """The verdict on the dose at which runs break, as a sentence without its subject."""
+    last, key = force.doses[-1].label, force.dose_key
+    if found.verdict == "falls":
+        low, middle, high = (_number(v) for v in found.dose)
+        return f"half of the runs break at {key} = {middle} [{low}, {high}]"
+    if found.verdict == "holds":
+        return f"fewer than half of the runs break up to the largest dose tried, {last}"
+    return (
+        f"undecided whether half of the runs break up to {key} = {last} "
         f"(probability {found.p_falls:.2f})"
     )
 

@@ -38,9 +38,9 @@ FILE = "force.toml"
 #: Stands for the directory of the study in the recipe's `model.path`.
 HOME_WORD = "{study}"
 Changes = dict[str, Any]
-#: What is asked of the doses: from which one on a line falls; what each does against the first;
-#: which is best.
-Asked = Literal["falls", "differs", "best"]
+#: What is asked of the doses: from which one on a line falls; from which one on half of its runs
+#: break; what each dose does against the first; which is best.
+Asked = Literal["falls", "breaks", "differs", "best"]
 _LINE = re.compile(r"[A-Za-z0-9._+-]+")
 
 
