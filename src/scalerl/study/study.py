@@ -334,24 +334,21 @@ class Study:
     def to_dict(
         self, end: StudyEnd | None = None, results: StudyResults | None = None
     ) -> dict[str, Any]:
-        """Members, table and knobs, as `scalerl study --json` prints them; `end` has the errors of
+        """Members, table and knobs (of a force its results instead), as `scalerl study --json` prints
+        them; `end` has the errors of
         members without a record, `results` are those of `results()` where they are known."""
         now, failed = self.progress(), {} if end is None else end.failed
-        if self.force is not None:
-            return {
-                "members": [
-                    self._member_dict(member, now[member.name], failed.get(member.name))
-                    for member in self.members
-                ],
-                "force": self.force_results().to_dict(),
-            }
+        members = [
+            self._member_dict(member, now[member.name], failed.get(member.name))
+            for member in self.members
+        ]
+        if self.force is not None and results is None:
+            # Its dozens of cells are not compared as variants, unless that is asked for.
+            return {"members": members, "force": self.force_results().to_dict()}
         shown = self.results() if results is None else results
         raced = {"race": self.race(now, failed).to_dict()} if self.definition.race else {}
         return {
-            "members": [
-                self._member_dict(member, now[member.name], failed.get(member.name))
-                for member in self.members
-            ],
+            "members": members,
             **raced,
             "seed_sd": shown.seed_sd,
             "table": [row.to_dict() for row in shown.rows],
@@ -446,6 +443,8 @@ def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:
     changes = {key: getattr(more, key) for key in given}
     for key in ("sweep", "axis"):
         changes[key] = {**getattr(old, key), **getattr(more, key)}
+    if "seeds" in given:
+        changes["more_seeds"] = {n: max(c, more.seeds) for n, c in old.more_seeds.items()}
     changes["recipes"] = tuple(dict.fromkeys((*old.recipes, *more.recipes)))
     return replace(old, **{**changes, "variants": more.variants})
 
