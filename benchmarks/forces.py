@@ -75,18 +75,25 @@ def keep(name: str, study: Path) -> None:
     to = RECORDS / name
     to.mkdir(parents=True, exist_ok=True)
     if (study / "study.toml").exists():
-        shutil.copytree(study / "recipes", to / "recipes", dirs_exist_ok=True)
-        for file in ("study.toml", "force.toml"):
-            shutil.copy(study / file, to)
+        for file in (study / "study.toml", study / "force.toml", *study.glob("recipes/*.toml")):
+            _copy(file, to / file.relative_to(study), study)
     for run_dir in sorted(study.glob("runs/*")):
         kept = to / "runs" / run_dir.name
         if kept.exists() or not _whole(run_dir):
             continue
-        kept.mkdir(parents=True)
-        for file in KEPT:
-            shutil.copy(run_dir / file, kept)
+        for kind in KEPT:
+            _copy(run_dir / kind, kept / kind, study)
         steps = (run_dir / "steps.jsonl").read_text().splitlines()
         (kept / "steps.jsonl").write_text("".join(thinned(steps)))
+
+
+def _copy(file: Path, to: Path, study: Path) -> None:
+    """A text file; in place of this machine's directory it names the one that a reader has."""
+    text = file.read_text()
+    for place in (str(study.resolve()), str(study)):
+        text = text.replace(place, f"out/forces/{study.name}")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(text)
 
 
 def _whole(run_dir: Path) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import findings_tables
 from reference_lists import recipe_keys, recipe_presets, run_record
 
 ROOT = Path(__file__).parent.parent
@@ -862,6 +863,7 @@ TABLES |= {
     f"replication-{name}": functools.partial(replication, name)
     for name in ("recipes", "heads", "axes")
 }
+TABLES |= findings_tables.TABLES
 
 
 def fill(text: str) -> str:

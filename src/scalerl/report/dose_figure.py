@@ -54,7 +54,7 @@ def plot_force(
         unstable.set_ylabel("P(unstable)")
         _dose_axis(unstable, found)
         level.set_title(words.shorten(found.force.question, 78), fontsize=9.5)
-        if len(found.lines) > 1:
+        if len(level.get_legend_handles_labels()[1]) > 1:
             fig.legend(loc="outside lower center", ncols=3, fontsize=8.5, labelcolor=t.ink)
         return save(fig, path)
 

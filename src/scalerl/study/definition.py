@@ -241,7 +241,7 @@ def _of_force(
             found[name] = made
             continue
         # What has been run stays what it is; its budget may grow.
-        budget = {f"budget.{k}": v for k, v in made.to_dict()["budget"].items()}
+        budget = {} if asked.steps is None else {"budget.steps": asked.steps}
         found[name] = kept[name].replace(budget)
     return found | {name: recipe for name, recipe in kept.items() if name not in found}
 

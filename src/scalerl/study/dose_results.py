@@ -179,7 +179,8 @@ class ForceResults:
     lines: tuple[LineResult, ...]
     #: Each line against the first one, at the same dose.
     between: tuple[CellContrast, ...]
-    #: Each dose against the reference dose of its line.
+    #: Each dose against the first one of its line, or against all before it where it is asked what
+    #: doses differ in.
     within: tuple[CellContrast, ...]
     law: LawVerdict | None
 
@@ -282,7 +283,8 @@ def force_results(force: Force, findings: Sequence[MemberFinding]) -> ForceResul
             each
             for numbers in drawn.values()
             for i in range(1, len(force.doses))
-            if (each := _against(numbers, numbers, (i, 0))) is not None
+            for j in range(i if force.asked == "differs" else 1)
+            if (each := _against(numbers, numbers, (i, j))) is not None
         ),
         _law(force, drawn),
     )
