@@ -4,7 +4,8 @@ python benchmarks/forces_alarms.py
 
 Reads the records of the forces (docs/findings/records); nothing is run. A run has collapsed if the
 stability rule `collapse` says so: its pass rate stays below its best to the end. Healthy runs are
-those called stable. A sign is on from the step at which the mean of WINDOW steps passes a threshold:
+those called stable. A sign is on from the step at which the mean of WINDOW steps passes a
+threshold:
 
     fixed    the limit that the watchdog of a run has (pipeline/alarms.py)
     chosen   the largest value that at most FALSE of the healthy runs of all *other* forces pass
@@ -24,8 +25,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from record import save
 
+from record import save
 from scalerl import Study
 from scalerl.pipeline.alarms import MAX_GRADIENT, MAX_RATIO, MIN_ENTROPY, MIN_ESS, START, WINDOW
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import save
 
+from record import save
 from scalerl.curves.arms import MARGIN
 from scalerl.curves.fit import fit
 from scalerl.curves.formula import logistic
 from scalerl.recipe import Recipe
-from scalerl.runs.compute import Compute
 from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.study.dose_draws import positions
@@ -131,9 +130,7 @@ def findings(
             yield MemberFinding(member, stability, fitted, half, run, evals)
 
 
-def _curve(
-    ceiling: float, falls: bool, rng: np.random.Generator
-) -> tuple[Run, list[EvalLine]]:
+def _curve(ceiling: float, falls: bool, rng: np.random.Generator) -> tuple[Run, list[EvalLine]]:
     steps = np.arange(0, STEPS + 1, EVERY)
     with np.errstate(divide="ignore"):
         true = START + (ceiling - START) / (1 + (MIDDLE / steps) ** SLOPE)
@@ -253,7 +250,9 @@ def main() -> None:
     laws = [row for seed in range(-(-args.studies // 3)) for row in law_rows(seed)]
     result = {"doses": summary(doses, "line"), "laws": summary(laws, "true")}
     print(result)
-    save("forces_truth", {"studies": args.studies, **result, "rows": {"doses": doses, "laws": laws}})
+    save(
+        "forces_truth", {"studies": args.studies, **result, "rows": {"doses": doses, "laws": laws}}
+    )
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def _law(r: Result) -> str:
     law = r["law"]
     low, high = law["interval"]
     return (
-        f"slope of ln({r['dose']}) on ln({law['over']}) {law['slope']:.2f} [{low:.2f}, {high:.2f}], "
-        f"claimed {law['claimed']:g}: *{law['verdict']}*"
+        f"slope of ln({r['dose']}) on ln({law['over']}) {law['slope']:.2f} "
+        f"[{low:.2f}, {high:.2f}], claimed {law['claimed']:g}: *{law['verdict']}*"
     )
 
 

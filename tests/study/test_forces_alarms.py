@@ -30,7 +30,9 @@ def test_a_sign_that_falls_before_the_collapse_is_caught_with_its_lead(alarms):
     fixed = alarms.score(runs, sign, {"a": 0.5, "b": 0.5})
     # The mean of five steps is below .5 from the fourth fallen one on.
     assert fixed == {"caught": 1, "collapsed": 2, "lead": 50 - 34, "false": 0, "healthy": 6}
-    chosen = next(r for r in alarms.scores(runs) if r["sign"] == sign.name and "chosen" in r["rule"])
+    chosen = next(
+        r for r in alarms.scores(runs) if r["sign"] == sign.name and "chosen" in r["rule"]
+    )
     assert chosen["caught"] == 1 and chosen["lead"] > 16, "a threshold near the healthy runs"
 
 

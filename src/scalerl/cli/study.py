@@ -82,8 +82,8 @@ def add(command: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="NAME|FILE",
-        help="a force in growing doses: a variant for each of its lines at each dose, with verdicts "
-        "on the dose (without a name: the list of forces)",
+        help="a force in growing doses: a variant for each of its lines at each dose, with "
+        "verdicts on the dose (without a name: the list of forces)",
     )
     which.add_argument("--variants", metavar="A,B", help="only these variants")
     size = command.add_argument_group("how much")

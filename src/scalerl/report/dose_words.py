@@ -1,4 +1,4 @@
-"""The results of a force as text: a table of at most 80 columns, and a sentence for each verdict."""
+"""The results of a force as text: a table of at most 80 columns, a sentence for each verdict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def _table(found: ForceResults) -> list[str]:
         for cell in line.cells
     ]
     widths = [max(map(len, column)) for column in zip(HEAD, *body, strict=True)]
-    return ReportTable("", columns(*HEAD), [row(*c) for c in body]).to_text(widths, "  ").splitlines()
+    return (
+        ReportTable("", columns(*HEAD), [row(*c) for c in body]).to_text(widths, "  ").splitlines()
+    )
 
 
 def cells_of(cell: CellResult) -> tuple[str, str, str, str, str]:

@@ -37,12 +37,13 @@ HEAD = (
     "Effective sample size", "Truncated", "Training minus held-out",
 )  # fmt: skip
 HOW_TO_READ = (
-    "A dose axis has the mildest dose first. The verdict of a line is the dose at which its level has "
-    "fallen by .02 from that at the first dose, or from which on most of its runs are unstable, with "
-    "a 90 % interval; levels are taken to fall or stay as the dose grows, and between two doses "
-    "that were tried any response is possible. The level is the ceiling where the points of every "
-    "dose identify it, else the mean of the last validations. Intervals include what a seed alone "
-    "does. Unstable runs are in no level: they count in P(unstable), which has a Jeffreys interval. "
+    "A dose axis has the mildest dose first. The verdict of a line is the dose at which its level "
+    "has fallen by .02 from that at the first dose, or from which on most of its runs are "
+    "unstable, with a 90 % interval; levels are taken to fall or stay as the dose grows, and "
+    "between two doses that were tried any response is possible. The level is the ceiling where "
+    "the points of every dose identify it, else the mean of the last validations. Intervals "
+    "include what a seed alone does. Unstable runs are in no level: they count in P(unstable), "
+    "which has a Jeffreys interval. "
     "Comparisons of two cells are for themselves alone, not corrected for their number."
 )
 
@@ -78,8 +79,8 @@ def force_files(
     content["report.json"] = to_json_bytes(numbers, indent=1)
     about = f"Level, C_mid and share of unstable runs against {found.force.dose_key}"
     caption = (
-        "Marks are medians, bars 90 % intervals. A bar at the foot of the upper axes covers the doses "
-        "at which a line of its colour falls."
+        "Marks are medians, bars 90 % intervals. A bar at the foot of the upper axes covers the "
+        "doses at which a line of its colour falls."
     )
     drawn = Figure(svg_element(content["doses.svg"], "doses", about), caption, about, "doses.png")
     blocks: list[Block] = [
@@ -104,8 +105,9 @@ def _claim(found: ForceResults) -> list[Block]:
 
 def _verdicts(found: ForceResults) -> list[Block]:
     out: list[Block] = [
-        Bullets([[Span(shorten(line.name, NAME), "strong"), f": {line.words}"]
-                 for line in found.lines])  # fmt: skip
+        Bullets(
+            [[Span(shorten(line.name, NAME), "strong"), f": {line.words}"] for line in found.lines]
+        )
     ]
     if found.law is not None:
         out.append(Paragraph(law_words(found)))

@@ -225,9 +225,7 @@ def variants(
     return _only(asked, found, kept)
 
 
-def _of_force(
-    asked: StudyDefinition, kept: Mapping[str, Recipe], home: Path
-) -> dict[str, Recipe]:
+def _of_force(asked: StudyDefinition, kept: Mapping[str, Recipe], home: Path) -> dict[str, Recipe]:
     """The variants of a study of a force: each line at each dose, with the same budget."""
     plain = _base(asked)
     if HOME_WORD in plain.model.path:

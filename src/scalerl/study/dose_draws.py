@@ -2,9 +2,9 @@
 which on a line has fallen.
 
 A level is the pass rate of a recipe, so its uncertainty includes what a seed alone does. The spread
-between the runs of a cell is learned from all cells of its line (SPREAD and SPREAD_COUNT say what is
-assumed before) and its own uncertainty is kept. Levels are taken to fall or stay as the dose grows:
-samples that rise are pooled with their neighbours (isotonic regression).
+between the runs of a cell is learned from all cells of its line (SPREAD and SPREAD_COUNT say what
+is assumed before) and its own uncertainty is kept. Levels are taken to fall or stay as the dose
+grows: samples that rise are pooled with their neighbours (isotonic regression).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scalerl.curves.formula import Array, logistic
 
 #: Samples of every cell.
 DRAWS = 4000
-#: sd between the runs of a cell before any were seen: what a seed does to a ceiling (about 0.01) and
-#: the noise of some 1,500 answers (about 0.01), added as squares.
+#: sd between the runs of a cell before any were seen: what a seed does to a ceiling (about 0.01)
+#: and the noise of some 1,500 answers (about 0.01), added as squares.
 SPREAD = 0.015
 #: Pseudo-observations behind SPREAD, and again behind that of the line for each of its cells.
 SPREAD_COUNT = 4.0
@@ -44,8 +44,8 @@ class CellScores:
     #: Pass rates, one for each run that is not unstable.
     levels: tuple[float, ...]
     unstable: int = 0
-    #: Samples of the level without the spread between seeds, in place of the mean of `levels`: those
-    #: of a pooled fit.
+    #: Samples of the level without the spread between seeds, in place of the mean of `levels`:
+    #: those of a pooled fit.
     fitted: Array | None = None
 
     @property
@@ -138,15 +138,13 @@ class LineDraws:
     @cached_property
     def levels(self) -> Array:
         """(DRAWS, doses); nan where no run counts."""
-        made = [
-            level_draws(cell, self.spread, (self.seed, i)) for i, cell in enumerate(self.cells)
-        ]
+        made = [level_draws(cell, self.spread, (self.seed, i)) for i, cell in enumerate(self.cells)]
         return np.stack(made, axis=1)
 
     @cached_property
     def falls(self) -> Array:
-        """How far each level is below that of the reference dose, (DRAWS, doses), compared directly:
-        nothing is taken to be monotone."""
+        """How far each level is below that of the reference dose, (DRAWS, doses), compared
+        directly: nothing is taken to be monotone."""
         beside = self.levels - np.asarray(self.known)
         return np.asarray(beside[:, :1] - beside)
 
@@ -231,8 +229,8 @@ def first_crossing(falls: Array, places: Array, margin: float, share: Array) -> 
 
 @dataclass(frozen=True, slots=True)
 class DoseVerdict:
-    """What is said of a line: it falls at a dose, it does not up to the largest dose tried, or it is
-    undecided."""
+    """What is said of a line: it falls at a dose, it does not up to the largest dose tried, or it
+    is undecided."""
 
     verdict: str
     #: Low end, median and high end of the dose; inf: beyond the largest.
@@ -263,8 +261,8 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
 
 
 def break_verdict(counts: Sequence[tuple[int, int]], doses: tuple[float, ...]) -> DoseVerdict:
-    """The verdict on the dose at which half of the runs of a line break, by how many did of how many
-    at each dose. "falls": they do up to the largest dose; "holds": they do not."""
+    """The verdict on the dose at which half of the runs of a line break, by how many did of how
+    many at each dose. "falls": they do up to the largest dose; "holds": they do not."""
     draws = half_way(counts, positions(doses), 0)
     p_breaks = float(np.isfinite(draws).mean())
     verdict = "falls" if p_breaks >= WINNER_PROBABILITY else "undecided"

@@ -46,8 +46,8 @@ class LawVerdict:
     claimed: float
     #: Low end, median and high end.
     slope: tuple[float, float, float]
-    #: "holds": the interval has the claimed slope and not 0. "does not hold": it has not the claimed
-    #: one. "undecided": it has both.
+    #: "holds": the interval has the claimed slope and not 0. "does not hold": it has not the
+    #: claimed one. "undecided": it has both.
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the runs of a force show: every cell, the verdict of every line, lines against each other.
 
-Only runs that have come to the end of their budget count, so that a study that is still running says
-what it knows. Unstable runs are in no level; they count through P(unstable).
+Only runs that have come to the end of their budget count, so that a study that is still running
+says what it knows. Unstable runs are in no level; they count through P(unstable).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from scalerl.study.dose_draws import (
     unstable_interval,
 )
 from scalerl.study.dose_law import LawVerdict, Outcome, law_verdict
+from scalerl.study.dose_words import best_words, break_words, verdict_words
 from scalerl.study.force import Cell, Force
 from scalerl.study.table import MemberFinding
 
@@ -217,9 +218,7 @@ class _Runs:
 
     @property
     def counted(self) -> list[Run]:
-        return [
-            f.run for f in self.found if f.run is not None and f.stability.state != "unstable"
-        ]
+        return [f.run for f in self.found if f.run is not None and f.stability.state != "unstable"]
 
     @property
     def unstable(self) -> int:
@@ -451,50 +450,3 @@ def _among(p: Array, labels: Sequence[str]) -> tuple[str, ...]:
     order = np.argsort(-p, kind="stable")
     enough = int(np.searchsorted(np.cumsum(p[order]), BEST_LEVEL - 1e-12)) + 1
     return tuple(labels[i] for i in sorted(order[:enough].tolist()))
-
-
-# -- in words -------------------------------------------------------------------------------------
-
-
-def verdict_words(found: DoseVerdict, force: Force, kind: str) -> str:
-    """The verdict of a line as a sentence without its subject."""
-    what = "ceiling" if kind == "ceiling" else "pass rate at the end of the budget"
-    last, key = force.doses[-1].label, force.dose_key
-    if found.verdict == "falls":
-        low, middle, high = (_number(v) for v in found.dose)
-        return f"the {what} falls by .02 at {key} = {middle} [{low}, {high}]"
-    if found.verdict == "holds":
-        return f"the {what} does not fall by .02 up to the largest dose tried, {last}"
-    return (
-        f"undecided whether the {what} falls by .02 up to {key} = {last} "
-        f"(probability {found.p_falls:.2f})"
-    )
-
-
-def break_words(found: DoseVerdict, force: Force) -> str:
-    """The verdict on the dose at which runs break, as a sentence without its subject."""
-    last, key = force.doses[-1].label, force.dose_key
-    if found.verdict == "falls":
-        low, middle, high = (_number(v) for v in found.dose)
-        return f"half of the runs break at {key} = {middle} [{low}, {high}]"
-    if found.verdict == "holds":
-        return f"fewer than half of the runs break up to the largest dose tried, {last}"
-    return (
-        f"undecided whether half of the runs break up to {key} = {last} "
-        f"(probability {found.p_falls:.2f})"
-    )
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "beyond"
-
-
-def best_words(best: Sequence[BestDose]) -> str:
-    """Which dose is best at which share of the budget."""
-    if not best:
-        return "not every dose has runs to compare"
-    said = [
-        f"{each.label} (among {', '.join(each.among)}) at {each.share:.0%} of the budget"
-        for each in best
-    ]
-    return "best: " + "; ".join(said)

@@ -131,8 +131,8 @@ def force_names() -> list[str]:
 
 
 def find_force(word: str, home: Path | None = None) -> Force:
-    """A force by its name or by the path of its file; the copy in the study `home`, if there is one,
-    goes before both."""
+    """A force by its name or by the path of its file; the copy in the study `home`, if there is
+    one, goes before both."""
     if home is not None and (home / FILE).is_file():
         return _read(home / FILE, Path(word).stem)
     if word in force_names():
@@ -213,9 +213,7 @@ def _is_number(found: Any) -> bool:
     return isinstance(found, int | float) and not isinstance(found, bool)
 
 
-def _doses(
-    values: Any, key: str, lines: Mapping[str, Any], where: str
-) -> tuple[Dose, ...]:
+def _doses(values: Any, key: str, lines: Mapping[str, Any], where: str) -> tuple[Dose, ...]:
     if not isinstance(values, list) or len(values) < 2:
         raise InputError(f"{where}: values is a list of two doses or more, the mildest first")
     doses = tuple(_dose(value, key, lines, where) for value in values)
@@ -232,8 +230,8 @@ def _dose(value: Any, key: str, lines: Mapping[str, Any], where: str) -> Dose:
     if _is_number(value):
         if "." not in key:
             raise InputError(
-                f"{where}: dose = {key!r} is no key of a recipe, as schedule.k is: give the changes "
-                "of each value as a table"
+                f"{where}: dose = {key!r} is no key of a recipe, as schedule.k is: give the "
+                "changes of each value as a table"
             )
         return Dose(float(value), f"{value:g}", {key: value})
     if not isinstance(value, dict) or not _is_number(value.get("dose")):
@@ -278,8 +276,9 @@ def _law(found: Any, lines: Mapping[str, Any], where: str) -> ClaimedLaw | None:
 
 
 def with_force(words: Sequence[str], given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The words and keys of a new study of the force that `given` names: the recipe of the force and
-    its seeds, where none are given, and no screening (a run that recovers would be cut short)."""
+    """The words and keys of a new study of the force that `given` names: the recipe of the force
+    and its seeds, where none are given, and no screening (a run that recovers would be cut
+    short)."""
     force = find_force(str(given["forces"]))
     if any("=" not in word for word in words):
         raise InputError(

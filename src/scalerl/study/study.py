@@ -322,7 +322,9 @@ class Study:
         """What the runs of a force show: every line over its doses, with verdicts."""
         force = self.force
         if force is None:
-            raise InputError(f"{self.path} is no study of a force: `scalerl study DIR --forces NAME`")
+            raise InputError(
+                f"{self.path} is no study of a force: `scalerl study DIR --forces NAME`"
+            )
         return force_results(force, self._findings())
 
     def plot(self, path: str | None = None) -> Any:
@@ -334,9 +336,9 @@ class Study:
     def to_dict(
         self, end: StudyEnd | None = None, results: StudyResults | None = None
     ) -> dict[str, Any]:
-        """Members, table and knobs (of a force its results instead), as `scalerl study --json` prints
-        them; `end` has the errors of
-        members without a record, `results` are those of `results()` where they are known."""
+        """Members, table and knobs (of a force its results instead), as `scalerl study --json`
+        prints them; `end` has the errors of members without a record, `results` are those of
+        `results()` where they are known."""
         now, failed = self.progress(), {} if end is None else end.failed
         members = [
             self._member_dict(member, now[member.name], failed.get(member.name))
