@@ -30,7 +30,7 @@ from scalerl.runs.lines import EvalLine, StepLine
 from scalerl.runs.record import Run
 from scalerl.study.dose_draws import positions
 from scalerl.study.dose_results import END_POINTS, END_SHARE, ForceResults, force_results
-from scalerl.study.force import Force, parse_force
+from scalerl.study.force import ForceDefinition, parse_force
 from scalerl.study.members import Member
 from scalerl.study.stability import assess_lines, half_check
 from scalerl.study.table import MemberFinding
@@ -108,7 +108,7 @@ def force_text(lines: Sequence[str], doses: Sequence[float], law: str = "") -> s
 
 
 def findings(
-    force: Force, truths: dict[str, Truth], rng: np.random.Generator
+    force: ForceDefinition, truths: dict[str, Truth], rng: np.random.Generator
 ) -> Iterator[MemberFinding]:
     """The runs of a study as its members would be found."""
     recipe = Recipe.load("scalerl", "tiny").replace(

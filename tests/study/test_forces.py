@@ -17,7 +17,7 @@ from scalerl.study.dose_draws import (
     line_verdict,
     positions,
 )
-from scalerl.study.dose_law import Outcome, law_verdict
+from scalerl.study.dose_law import CellOutcome, law_verdict
 from scalerl.study.force import find_force, force_names, parse_force
 
 SMALL = """
@@ -189,7 +189,7 @@ def test_two_cells_are_higher_lower_alike_or_undecided():
 @pytest.mark.parametrize(("true", "said"), [(-1.0, "holds"), (0.0, "does not hold")])
 def test_the_slope_of_a_law_is_found_by_where_runs_break(true, said):
     outcomes = [
-        Outcome(k, lr, 3, 3 if math.log(lr) > math.log(8) + true * math.log(k / 4) else 0)
+        CellOutcome(k, lr, 3, 3 if math.log(lr) > math.log(8) + true * math.log(k / 4) else 0)
         for k in (1, 2, 4, 8, 16)
         for lr in (1, 2, 4, 8, 16, 32, 64)
     ]

@@ -29,7 +29,7 @@ TAILS = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """The runs of one cell."""
 
     key: float
@@ -60,7 +60,7 @@ class LawVerdict:
         }
 
 
-def law_verdict(outcomes: Sequence[Outcome], over: str, claimed: float) -> LawVerdict:
+def law_verdict(outcomes: Sequence[CellOutcome], over: str, claimed: float) -> LawVerdict:
     """The posterior of the slope by all runs."""
     centre = float(np.mean([np.log(o.key) for o in outcomes]))
     doses = np.log([o.dose for o in outcomes])

@@ -36,9 +36,9 @@ from scalerl.study.dose_draws import (
     spread_of,
     unstable_interval,
 )
-from scalerl.study.dose_law import LawVerdict, Outcome, law_verdict
+from scalerl.study.dose_law import CellOutcome, LawVerdict, law_verdict
 from scalerl.study.dose_words import best_words, break_words, verdict_words
-from scalerl.study.force import Cell, Force
+from scalerl.study.force import DoseCell, ForceDefinition
 from scalerl.study.table import MemberFinding
 
 #: Share of a run's validations, at its end, whose mean is its level at the end of the budget.
@@ -57,7 +57,7 @@ MEASURES = ("ess", "truncated", "entropy", "pass_rate")
 class CellResult:
     """One line at one dose."""
 
-    cell: Cell
+    cell: DoseCell
     #: Place of its dose on the axis, from 0 to 1.
     place: float
     #: Runs at the end of their budget.
@@ -176,7 +176,7 @@ class CellContrast:
 class ForceResults:
     """What the runs of a force show so far."""
 
-    force: Force
+    force: ForceDefinition
     lines: tuple[LineResult, ...]
     #: Each line against the first one, at the same dose.
     between: tuple[CellContrast, ...]
@@ -213,7 +213,7 @@ def _list(ends: Interval | None) -> list[float | None] | None:
 class _Runs:
     """The whole runs of a cell."""
 
-    cell: Cell
+    cell: DoseCell
     found: tuple[MemberFinding, ...]
 
     @property
@@ -257,7 +257,7 @@ def _whole(finding: MemberFinding) -> bool:
     )
 
 
-def force_results(force: Force, findings: Sequence[MemberFinding]) -> ForceResults:
+def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> ForceResults:
     """The results of a force by the findings of its study."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in findings:
@@ -330,7 +330,7 @@ class _LineNumbers:
         return self.end.cells[i].unstable + low
 
 
-def _line(force: Force, name: str, numbers: _LineNumbers) -> LineResult:
+def _line(force: ForceDefinition, name: str, numbers: _LineNumbers) -> LineResult:
     cells = tuple(_cell(numbers, i) for i in range(len(numbers.runs)))
     verdict, best, words = None, (), "not all of its runs are done"
     if numbers.complete:
@@ -405,11 +405,11 @@ def _against(mine: _LineNumbers, other: _LineNumbers, at: tuple[int, int]) -> Ce
     return CellContrast(mine.runs[i].cell.name, other.runs[j].cell.name, kind, found)
 
 
-def _law(force: Force, drawn: Mapping[str, _LineNumbers]) -> LawVerdict | None:
+def _law(force: ForceDefinition, drawn: Mapping[str, _LineNumbers]) -> LawVerdict | None:
     if force.law is None or not all(numbers.complete for numbers in drawn.values()):
         return None
     outcomes = [
-        Outcome(float(each.cell.changes[force.law.over]), each.cell.dose.value,
+        CellOutcome(float(each.cell.changes[force.law.over]), each.cell.dose.value,
                 len(each.found), numbers.broken(i))
         for numbers in drawn.values()
         for i, each in enumerate(numbers.runs)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.study.dose_draws import DoseVerdict
-from scalerl.study.force import Force
+from scalerl.study.force import ForceDefinition
 
 if TYPE_CHECKING:
     from scalerl.study.dose_results import BestDose
 
 
-def verdict_words(found: DoseVerdict, force: Force, kind: str) -> str:
+def verdict_words(found: DoseVerdict, force: ForceDefinition, kind: str) -> str:
     """The verdict of a line as a sentence without its subject."""
     what = "ceiling" if kind == "ceiling" else "pass rate at the end of the budget"
     last, key = force.doses[-1].label, force.dose_key
@@ -28,7 +28,7 @@ def verdict_words(found: DoseVerdict, force: Force, kind: str) -> str:
     )
 
 
-def break_words(found: DoseVerdict, force: Force) -> str:
+def break_words(found: DoseVerdict, force: ForceDefinition) -> str:
     """The verdict on the dose at which runs break, as a sentence without its subject."""
     last, key = force.doses[-1].label, force.dose_key
     if found.verdict == "falls":

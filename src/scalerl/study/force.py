@@ -68,7 +68,7 @@ class ClaimedLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DoseCell:
     """One line at one dose: a variant of the study."""
 
     line: str
@@ -81,7 +81,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Force:
+class ForceDefinition:
     """The definition of a force.
 
     >>> lag = find_force("lag")
@@ -106,10 +106,10 @@ class Force:
     #: Text of its file.
     text: str = ""
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[DoseCell]:
         """Every line at every dose, the first line first."""
         return [
-            Cell(line, dose, {**changes, **dose.changes, **dose.of_line.get(line, {})})
+            DoseCell(line, dose, {**changes, **dose.changes, **dose.of_line.get(line, {})})
             for line, changes in self.lines.items()
             for dose in self.doses
         ]
@@ -130,7 +130,7 @@ def force_names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in names)
 
 
-def find_force(word: str, home: Path | None = None) -> Force:
+def find_force(word: str, home: Path | None = None) -> ForceDefinition:
     """A force by its name or by the path of its file; the copy in the study `home`, if there is
     one, goes before both."""
     if home is not None and (home / FILE).is_file():
@@ -146,7 +146,7 @@ def find_force(word: str, home: Path | None = None) -> Force:
     raise InputError(f"{what}: {hint}; or give the path of a .toml file of your own")
 
 
-def _read(path: Path, name: str) -> Force:
+def _read(path: Path, name: str) -> ForceDefinition:
     try:
         return parse_force(read_limited(path).decode(), name, str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -154,7 +154,7 @@ def _read(path: Path, name: str) -> Force:
         raise InputError(f"{path} cannot be read: {reason}") from None
 
 
-def parse_force(text: str, name: str, where: str = "") -> Force:
+def parse_force(text: str, name: str, where: str = "") -> ForceDefinition:
     """The force in the text of a file; InputError with one line where it is none."""
     where = where or f"force {name}"
     try:
@@ -176,7 +176,7 @@ def parse_force(text: str, name: str, where: str = "") -> Force:
     recipe = data.get("recipe")
     if not isinstance(recipe, list) or not all(isinstance(word, str) for word in recipe):
         raise InputError(f'{where}: recipe is a list of words, as in ["scalerl", "tiny-short"]')
-    return Force(
+    return ForceDefinition(
         name=name, question=_text(data, "question", where), recipe=tuple(recipe), dose_key=key,
         doses=doses, lines={line: dict(changes) for line, changes in lines.items()},
         claim=data.get("claim", ""), source=data.get("source", ""),
@@ -187,7 +187,7 @@ def parse_force(text: str, name: str, where: str = "") -> Force:
 
 
 def _check_keys(data: Mapping[str, Any], where: str) -> None:
-    known = {each.name for each in fields(Force)} - {"name", "text", "dose_key", "doses"}
+    known = {each.name for each in fields(ForceDefinition)} - {"name", "text", "dose_key", "doses"}
     known |= {"dose", "values"}
     for key in data:
         if key not in known:
@@ -290,7 +290,7 @@ def with_force(words: Sequence[str], given: Mapping[str, Any]) -> tuple[list[str
     return [*force.recipe, *words], own | dict(given)
 
 
-def force_variants(force: Force) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def force_variants(force: ForceDefinition) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Name and changes of every variant, the reference first."""
     for cell in force.cells():
         yield cell.name, cell.changes

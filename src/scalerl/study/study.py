@@ -39,7 +39,7 @@ from scalerl.study.definition import (
 )
 from scalerl.study.dose_results import ForceResults, force_results
 from scalerl.study.force import FILE as FORCE_FILE
-from scalerl.study.force import Force, find_force, with_force
+from scalerl.study.force import ForceDefinition, find_force, with_force
 from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
@@ -158,7 +158,7 @@ class Study:
         return made
 
     @property
-    def force(self) -> Force | None:
+    def force(self) -> ForceDefinition | None:
         """The force that it is about, if it is a study of one."""
         asked = self.definition.forces
         return find_force(asked, self.path) if asked else None
