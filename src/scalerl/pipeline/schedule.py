@@ -89,7 +89,8 @@ SCHEDULES: Registry[Callable[[int, int], Schedule]] = Registry(
 class FinishedFirst:
     """What schedules have in common: a batch is the finished groups with the oldest tokens."""
 
-    #: Largest staleness of a token (pipeline), all tokens' (lag), or batches per phase (off-policy).
+    #: Largest staleness of a token (pipeline), staleness of all (lag), or batches per phase
+    #: (off-policy).
     k: int
     #: Groups in a batch.
     prompts: int
