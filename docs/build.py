@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import findings_tables
 import planner_tables
 from reference_lists import recipe_keys, recipe_presets, run_record
 
@@ -864,6 +865,7 @@ TABLES |= {
     for name in ("recipes", "heads", "axes")
 }
 TABLES |= planner_tables.TABLES
+TABLES |= findings_tables.TABLES
 
 
 def fill(text: str) -> str:

@@ -22,6 +22,7 @@ from scalerl.recipe import toml as recipe_toml
 from scalerl.recipe.load import parse_override, recipe_from
 from scalerl.recipe.problems import nearest
 from scalerl.study.axes import AXES, HERE, axis_changes
+from scalerl.study.force import HOME_WORD, find_force, force_variants
 
 FILE = "study.toml"
 RateRule = Literal["kept", "sqrt"]
@@ -46,9 +47,13 @@ class StudyDefinition:
     axis: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     #: Learning rate on the batch axis: as it is, or times the root of the batch's growth.
     learning_rate: RateRule = "kept"
+    #: A force by its name or file: a variant for each of its lines at each dose.
+    forces: str = ""
     #: Only these of the variants (and the reference); none: all.
     variants: tuple[str, ...] = ()
     seeds: int = 1
+    #: Variant → runs, where they are not `seeds`.
+    more_seeds: Mapping[str, int] = field(default_factory=dict)
     #: Budget of each member; None: that of the recipe.
     steps: int | None = None
     #: Share of the budget for screening; 1: no screening.
@@ -70,6 +75,17 @@ class StudyDefinition:
         for name in self.axis:
             if name not in AXES:
                 raise InputError(f"no axis {name!r}: choose from {', '.join(AXES)}")
+        others = ("leave_one_out", "forward", "recipes", "sweep", "axis", "race")
+        if self.forces and (other := next((k for k in others if getattr(self, k)), None)):
+            # Its reference and its verdicts are about doses alone.
+            raise InputError(f"a study of the force {self.forces} has no {other}: leave it out")
+        for name, count in self.more_seeds.items():
+            if count < 1:
+                raise InputError(f"{count} seeds of {name}: give 1 or more")
+
+    def seeds_of(self, variant: str) -> int:
+        """Runs of a variant."""
+        return self.more_seeds.get(variant, self.seeds)
 
     def given(self) -> dict[str, Any]:
         """The keys that differ from their defaults, as a study file has them."""
@@ -115,6 +131,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "leave_one_out": (bool,), "forward": (bool,), "race": (bool,), "seeds": (int,), "steps": (int,),
     "screen": (int, float), "learning_rate": (str,), "sweep": (dict,), "axis": (dict,),
     "recipe": (list, str), "recipes": (list, str), "variants": (list, str),
+    "forces": (str,), "more_seeds": (dict,),
 }  # fmt: skip
 
 
@@ -127,6 +144,8 @@ def _typed(where: str, key: str, value: Any) -> Any:
         if not all(isinstance(word, str) for word in words):
             raise InputError(f"{where}: {key} holds something that is no text")
         return tuple(words)
+    if key == "more_seeds" and not all(type(count) is int for count in value.values()):
+        raise InputError(f"{where}: more_seeds holds something that is no whole number")
     if key in ("sweep", "axis"):
         return {k: tuple(v) if isinstance(v, list | tuple) else (v,) for k, v in value.items()}
     return value
@@ -183,6 +202,8 @@ def variants(
     """
     kept = dict(known or {})
     base = next(iter(kept.values())) if kept else _base(asked)
+    if asked.forces:
+        return _only(asked, _of_force(asked, kept, home), kept)
     if asked.steps is not None:
         base = base.replace({"budget.steps": asked.steps})
     # By the whole budget, before a member is screened with a part of it.
@@ -202,6 +223,25 @@ def variants(
         made.add(name)
         found.setdefault(name, same_budget)
     return _only(asked, found, kept)
+
+
+def _of_force(asked: StudyDefinition, kept: Mapping[str, Recipe], home: Path) -> dict[str, Recipe]:
+    """The variants of a study of a force: each line at each dose, with the same budget."""
+    plain = _base(asked)
+    if HOME_WORD in plain.model.path:
+        plain = plain.replace({"model.path": plain.model.path.replace(HOME_WORD, str(home))})
+    if not any(plain.to_dict()["budget"].values()):
+        raise InputError("how long is each run? give --steps N")
+    found: dict[str, Recipe] = {}
+    for name, changes in force_variants(find_force(asked.forces, home)):
+        made = _one(plain, name, changes)[1].replace({"name": name}).with_decay_fixed()
+        if name not in kept:
+            found[name] = made
+            continue
+        # What has been run stays what it is; its budget may grow.
+        budget = {} if asked.steps is None else {"budget.steps": asked.steps}
+        found[name] = kept[name].replace(budget)
+    return found | {name: recipe for name, recipe in kept.items() if name not in found}
 
 
 def _others(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
