@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from scalerl.curves.arms import joined
 from scalerl.curves.compare import comparable, compare
 from scalerl.curves.fit import fit
 from scalerl.curves.forecast import Forecast, forecast
@@ -41,6 +43,8 @@ MAX_FITS = 24
 MAX_FIT_POINTS = 20_000
 #: Runs in one comparison: the page has as many colours.
 MAX_RUNS = 12
+#: Runs in one comparison where seeds of a recipe are drawn as one curve.
+MAX_POOLED = 24
 #: Amounts of compute, or targets, in one query.
 MAX_AMOUNTS = 16
 
@@ -286,6 +290,60 @@ def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
 
 def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
     """Several runs with their forecasts, and the verdicts on them (unless `quick`)."""
+    fits, problems = _fits(runs, q)
+    found = _compared(fits, q)
+    found["words"], found["pairs"] = ([], []) if q.quick else _verdicts(fits, q)
+    return found | {"left_out": [str(problem) for problem in problems]}
+
+
+def compare_recipes(runs: Sequence[Run], q: Query) -> dict[str, Any]:
+    """Recipes, each as one curve through the points of all its seeds, and the verdicts on them.
+    Runs with the same `group` are seeds of one recipe; each result names its `members`."""
+    recipes = _recipes(runs)
+    pools, problems = _fits([_pooled(name, members) for name, members in recipes.items()], q)
+    found = _compared(pools, q)
+    for each in found["runs"]:
+        members = recipes[each["name"]]
+        each["members"] = [run.name for run in members]
+        each["seed_sd"] = _seed_sd(members, q)
+    found["words"], found["pairs"] = [], []
+    if len(pools) > 1 and not q.quick:
+        named = [run.replace(group=name) for name, each in recipes.items() for run in each]
+        fits, _ = apply_to_each(lambda run: fitted(run, q), named)
+        if len({f.run.group for f in fits}) > 1:
+            found["words"], found["pairs"] = _verdicts(fits, q, "recipe")
+    return found | {"left_out": [str(problem) for problem in problems]}
+
+
+def _recipes(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by the name of their recipe; recipes of one name are told apart by a number."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.group or run.name, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for key, members in groups.items():
+        name = label = key.partition("\0")[0] if len(members) > 1 else members[0].name
+        count = 2
+        while label in found:
+            label, count = f"{name} #{count}", count + 1
+        found[label] = members
+    return found
+
+
+def _pooled(name: str, runs: Sequence[Run]) -> Run:
+    """The points of all seeds as one run."""
+    return joined(name, runs) if len(runs) > 1 else runs[0].replace(name=name)
+
+
+def _seed_sd(runs: Sequence[Run], q: Query) -> float | None:
+    """Standard deviation between the seeds of their last scores; None for a single run."""
+    ends = [run.window(q.lo, q.end).score for run in runs]
+    last = [float(each[-1]) for each in ends if len(each)]
+    return statistics.stdev(last) if len(last) > 1 else None
+
+
+def _fits(runs: Sequence[Run], q: Query) -> tuple[list[Fit], list[InputError]]:
+    """Those runs that can be fitted, on one kind of compute."""
     fits, problems = apply_to_each(lambda run: fitted(run, q), runs)
     if not fits:
         raise problems[0]
@@ -295,16 +353,26 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
             f"these runs count {' and '.join(sorted(words.KIND[k] for k in kinds))}: choose an "
             "axis that they share"
         )
+    return fits, problems
+
+
+def _verdicts(
+    fits: Sequence[Fit], q: Query, group_by: Literal["recipe"] | None = None
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The verdicts in words, and in numbers."""
+    if not comparable(fits):
+        return [], []
+    found = compare(fits, group_by=group_by, budget=max(q.at, default=None))
+    level = fits[0].level
+    said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
+    return said, [pair.to_dict() for pair in found.pairs]
+
+
+def _compared(fits: Sequence[Fit], q: Query) -> dict[str, Any]:
+    """The curves and the forecasts of runs that are drawn over each other."""
     far = max(drawn_until(f) for f in fits)
     # All runs are forecast at the same compute, by default twice that of the longest.
     at = list(q.at) or [2.0 * max(f.end for f in fits)]
-    said: list[str] = []
-    pairs: list[dict[str, Any]] = []
-    if len(fits) > 1 and not q.quick and comparable(fits):
-        found = compare(fits, budget=max(q.at, default=None))
-        level = fits[0].level
-        said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
-        pairs = [pair.to_dict() for pair in found.pairs]
     return {
         "budget": at,
         "quick": q.quick,
@@ -324,9 +392,6 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
             }
             for f in fits
         ],
-        "words": said,
-        "pairs": pairs,
-        "left_out": [str(problem) for problem in problems],
     }
 
 
