@@ -151,7 +151,8 @@ def _small(c: VariantCurve, main: VariantCurve | None, axes: SmallAxes, note: st
     name = words.shorten(c.name, 34)
     said = f"; {note}" if note else ""
     caption = f"<b>{text(name)}</b><span>{text(note)}</span>"
-    return small_figure(caption, f"{name}: {_summary(c)}{said}", body)
+    attributes = axes.to_attributes(words.KIND[c.x_kind])
+    return small_figure(caption, f"{name}: {_summary(c)}{said}", body, attributes)
 
 
 def _summary(c: VariantCurve) -> str:

@@ -3,6 +3,7 @@ import { el } from "./base.js";
 import { ask } from "./dom.js";
 import { listView } from "./list.js";
 import { connect, hear } from "./live.js";
+import { metricsView } from "./metrics.js";
 import { here } from "./place.js";
 import { runView } from "./run.js";
 import { studiesView, studyView } from "./study.js";
@@ -13,7 +14,7 @@ let view = null, studies = 0;
 function show() {
   view?.close();
   const { view: name, id } = here();
-  const makers = { runs: () => listView(main), run: () => runView(main, id), studies: () => studiesView(main), study: () => studyView(main, id) };
+  const makers = { metrics: () => metricsView(main), runs: () => listView(main), run: () => runView(main, id), studies: () => studiesView(main), study: () => studyView(main, id) };
   view = (makers[name] || makers.runs)();
   tabs(name);
   scrollTo(0, 0);
@@ -21,7 +22,7 @@ function show() {
 
 function tabs(name) {
   const link = (to, label, on) => el("a", { href: to, "aria-current": on ? "page" : null }, label);
-  nav.replaceChildren(link("#/", "Runs", name === "runs" || name === "run"));
+  nav.replaceChildren(link("#/", "Runs", ["runs", "run", "metrics"].includes(name)));
   if (studies) nav.append(link("#/studies", `Studies (${studies})`, name === "studies" || name === "study"));
 }
 

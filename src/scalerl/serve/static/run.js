@@ -3,6 +3,8 @@ import { Chart, valueAt } from "./chart.js";
 import { amount, el, short } from "./base.js";
 import { adopt, ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
+import { pointTips, smallTips } from "./hover.js";
+import { annotateTools } from "./annotate.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
 import { ago, parse, waits } from "./words.js";
@@ -44,6 +46,7 @@ export function runView(main, id) {
   const when = el("output");
   const exports = el("span", { class: "exports" });
   const copy = el("button", { type: "button", onclick: async () => { try { await navigator.clipboard.writeText(location.href); setText(copy, "copied"); } catch { prompt("The link", location.href); } setTimeout(() => setText(copy, "copy link"), 1500); } }, "copy link");
+  const notes = annotateTools(() => runs.has(id) ? [id] : [], () => notes.update());
   const inside = el("div", { id: "inside" }), answers = el("div", { id: "answers" });
   const pickStep = el("select", { "aria-label": "Answers of which validation", onchange: () => { step = pickStep.value || null; panels(); } });
   const pickRow = el("p", { class: "tools", hidden: true }, el("label", {}, "answers at step", pickStep));
@@ -57,12 +60,14 @@ export function runView(main, id) {
       box, readout,
       el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when),
       el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy)),
-    lead,
+    lead, notes.node,
     el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
   );
   slider.id = "known";
   const chart = new Chart(box, { moved, label: "Pass rate against compute, with the fitted law, its band and the forecast" });
   window.runChart = chart;
+  const hover = pointTips(chart);
+  smallTips(inside);
   chart.reading = (x) => setText(readout, x === null || !latest ? " " : read(x));
 
   // ---- state in the address
@@ -130,6 +135,7 @@ export function runView(main, id) {
     const f = latest?.fit;
     const ceiling = f?.identified ? [f.params.A, ...f.intervals.A] : null;
     chart.show([{ name: whole?.name || "", colour: 0, curve, ceiling }], chart.marks, !state.linear);
+    if (whole?.curve) hover.show([{ name: whole.name, colour: 0, ...whole.curve, events: whole.events }]);
   }
 
   function bare() {
@@ -225,6 +231,8 @@ export function runView(main, id) {
     sub.replaceChildren(el("span", { class: `status ${run.status}` }, parts.filter(Boolean).join(" · ")));
     if (run.study) sub.append(" · ", el("a", { href: link("study", run.study) }, "its study"));
     sub.append(" · ", el("a", { href: link("runs", "", { with: id }) }, "draw over others"));
+    if (run.kind === "run") sub.append(" · ", el("a", { href: link("metrics", "", { with: id }) }, "step metrics"));
+    notes.update();
   }
 
   // ---- what is inside
@@ -289,5 +297,5 @@ export function runView(main, id) {
   }
 
   load();
-  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); hover.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
 }
