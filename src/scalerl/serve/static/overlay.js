@@ -54,6 +54,7 @@ export function overlay(section, state, keep, { most, mostPooled }) {
     },
     async (still) => {
       lead.classList.add("busy");
+      if (!lead.textContent && chosen().length > 1) setText(lead, "Comparing…");
       try {
         const found = await ask("/api/compare", question(false));
         if (still() && chart) verdict(found);

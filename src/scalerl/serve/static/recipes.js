@@ -36,7 +36,10 @@ export function differing(ids) {
     const { of } = table.differ[key];
     return at.some((i) => of[i] !== of[at[0]]);
   });
-  return [...found.filter((key) => !NAMES.includes(key)), ...found.filter((key) => key === "seed")];
+  // Keys that some of them lack come later: often another version of scalerl wrote the recipe.
+  const lacks = (key) => { const { of, values } = table.differ[key]; return at.some((i) => values[of[i]] === null); };
+  const named = found.filter((key) => !NAMES.includes(key));
+  return [...named.filter((key) => !lacks(key)), ...named.filter(lacks), ...found.filter((key) => key === "seed")];
 }
 
 // The last part of a key, with the one before it where another key of the list ends the same.

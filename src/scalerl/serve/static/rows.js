@@ -8,18 +8,21 @@ import { ago, score, signed, waits } from "./words.js";
 
 // Key, head, where it is hidden, what is sorted by, and its width in rem.
 export const COLUMNS = [
-  ["name", "Run", "", (r) => r.name.toLowerCase(), 16],
-  ["status", "Status", "", (r) => r.status, 10],
+  ["name", "Run", "", (r) => r.name.toLowerCase(), 18],
+  ["status", "Status", "", (r) => r.status, 9],
   ["step", "Step", "hide-narrow", (r) => r.step, 3.6],
-  ["compute", "Compute", "hide-phone", (r) => r.compute, 6.4],
-  ["pass", "Pass rate", "", (r) => r.pass_rate, 5.6],
-  ["ceiling", "Ceiling", "", (r) => r.forecast && !r.forecast.alarm ? (r.forecast.identified ? r.forecast.A : r.forecast.A - 10) : null, 9],
-  ["gain", "Next doubling", "hide-narrow", (r) => r.forecast && !r.forecast.alarm ? r.forecast.next_doubling.gain : null, 6.6],
-  ["alarms", "Alarms", "hide-narrow", (r) => (r.forecast?.alarm ? 1000 : 0) + r.warnings || null, 5.2],
-  ["changed", "Changed", "hide-narrow", (r) => r.changed, 5.2],
+  ["compute", "Compute", "hide-phone", (r) => r.compute, 6.2],
+  ["pass", "Pass rate", "", (r) => r.pass_rate, 6.2],
+  ["ceiling", "Ceiling", "", (r) => r.forecast && !r.forecast.alarm ? (r.forecast.identified ? r.forecast.A : r.forecast.A - 10) : null, 9.6],
+  ["gain", "Next doubling", "hide-narrow", (r) => r.forecast && !r.forecast.alarm ? r.forecast.next_doubling.gain : null, 7.4],
+  ["alarms", "Alarms", "hide-narrow", (r) => (r.forecast?.alarm ? 1000 : 0) + r.warnings || null, 4.8],
+  ["changed", "Changed", "hide-narrow", (r) => r.changed, 4.6],
 ];
 // Width of a column with values of a recipe, in rem.
 export const RECIPE_WIDTH = 5.4;
+
+const warned = (n) => el("span", { class: "flag mild", title: `${n} warning${n === 1 ? "" : "s"}` }, `${n}⚠`, el("span", { class: "skip" }, ` warning${n === 1 ? "" : "s"}`));
+const since = (seconds) => ago(seconds).replace(" ago", "");
 
 // The cells that both kinds of lines have, in the order of COLUMNS.
 function cells() {
@@ -45,11 +48,11 @@ export function runRow(run, state, toggle) {
   const status = el("span", { class: "status" }), doing = el("span", { class: "small" }), flags = el("span", { class: "only-narrow" });
   const bar = el("span", { class: "progress", hidden: true }, el("span"));
   const c = cells();
-  c.status.append(el("div", { class: "one" }, status, bar, flags, doing));
-  const node = el("tr", {}, el("td", { class: "pick" }, pick), el("th", { scope: "row", class: "run-cell" }, el("div", { class: "one" }, star, name, marks, where), sparks), ...Object.values(c));
+  c.status.append(el("div", { class: "one" }, status, bar, doing));
+  const node = el("tr", {}, el("td", { class: "pick" }, pick), el("th", { scope: "row", class: "run-cell" }, el("div", { class: "one" }, star, name, flags, marks, where), sparks), ...Object.values(c));
   let before = "";
   function update(r) {
-    setText(c.changed, ago(r.changed));
+    setText(c.changed, since(r.changed));
     const now = JSON.stringify([r.version, r.status, r.step, r.waits_for, r.why, r.forecast, r.problem, r.budget, r.warnings, r.pinned, r.hidden, r.tags, r.note, state.with.has(r.id), state.columns, state.recipes]);
     if (now === before) return;
     before = now;
@@ -73,12 +76,13 @@ export function runRow(run, state, toggle) {
     setText(c.pass, score(r.pass_rate));
     const f = r.forecast;
     c.ceiling.title = f ? `${f.ceiling}, ${f.range}` : r.problem || "";
-    if (f) c.ceiling.replaceChildren(`${f.ceiling} `, el("span", { class: "range" }, f.range));
+    // "Open" as in the report: the points allow too many ceilings to quote one.
+    if (f) c.ceiling.replaceChildren(`${f.alarm || f.identified ? f.ceiling : "open"} `, el("span", { class: "range" }, f.range));
     else c.ceiling.replaceChildren(el("span", { class: "range" }, r.problem ? short(r.problem, 110) : r.points ? "being fitted…" : "no points yet"));
     for (const each of [c.alarms, flags]) {
       each.replaceChildren();
       if (f?.alarm) each.append(el("span", { class: "flag", title: f.alarm }, "alarm"));
-      if (r.warnings) each.append(el("span", { class: "flag mild" }, `${r.warnings} warning${r.warnings === 1 ? "" : "s"}`));
+      if (r.warnings) each.append(warned(r.warnings));
     }
     setText(c.gain, f && !f.alarm ? signed(f.next_doubling.gain) : "");
     sparks.firstChild.setAttribute("d", line(r.spark, extent(r.spark)));
@@ -92,13 +96,13 @@ export function groupRow(key, { open, draw, toggle, pickAll }) {
   const title = el("span", { class: "title" }), count = el("span", { class: "small" });
   const more = el("button", { type: "button", class: "fold", onclick: () => toggle(key) }, title);
   const pick = el("input", { type: "checkbox", onchange: () => pickAll(pick.checked) });
-  const over = el("button", { type: "button", class: "mini", onclick: draw }, "draw these");
+  const over = el("button", { type: "button", class: "mini", "aria-label": "draw these", title: "draw these", onclick: draw }, "draw");
   const sparks = el("*svg", { width: 64, height: 20, "aria-hidden": "true" }, el("*path", { class: "spark-band" }), el("*path", { class: "sparkline" }));
   const c = cells();
   const node = el("tr", { class: "grouped" }, el("td", { class: "pick" }, pick), el("th", { scope: "row", class: "run-cell" }, el("div", { class: "one" }, more, " ", count, " ", over), sparks), ...Object.values(c));
   const both = (cell, found, text, unit = "") => {
     cell.title = found && found.sd !== null ? `mean of ${found.n} seeds, ± their standard deviation` : "";
-    cell.replaceChildren(...(found ? [text(found.mean), unit, el("span", { class: "range" }, found.sd === null ? "" : ` ± ${found.sd.toFixed(3)}`)] : []));
+    cell.replaceChildren(...(found ? [text(found.mean), unit, el("span", { class: "range" }, found.sd === null ? "" : ` ±${found.sd.toFixed(3).replace("0.", ".")}`)] : []));
   };
   function update(runs, state, most) {
     const s = summary(runs), name = runs[0].group || runs[0].name;
@@ -115,8 +119,8 @@ export function groupRow(key, { open, draw, toggle, pickAll }) {
     both(c.pass, s.pass, score);
     both(c.ceiling, s.ceiling, score);
     both(c.gain, s.gain, signed);
-    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag" }, `${s.alarms} alarm${s.alarms === 1 ? "" : "s"}`)] : []), ...(s.warnings ? [el("span", { class: "flag mild" }, `${s.warnings} warning${s.warnings === 1 ? "" : "s"}`)] : []));
-    setText(c.changed, ago(s.changed));
+    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag", title: "runs in decline" }, `alarm ×${s.alarms}`)] : []), ...(s.warnings ? [warned(s.warnings)] : []));
+    setText(c.changed, since(s.changed));
     const spark = meanSpark(runs);
     const size = spark && extent([...spark.low, ...spark.high]);
     sparks.firstChild.setAttribute("d", spark && runs.length > 1 ? band(spark.low, spark.high, size) : "");

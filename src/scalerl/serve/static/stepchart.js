@@ -70,7 +70,8 @@ export class StepChart {
     if (to !== null) last = to;
     if (last <= first) last = first + 1;
     if (logY) return { first, last, low: low / 1.1, high: high * 1.1 };
-    const pad = Math.max(0.06 * (high - low), 1e-9 * Math.max(Math.abs(high), 1));
+    // A constant gets an axis around it, whose ticks differ in the digits that are shown.
+    const pad = high - low > 1e-6 * Math.abs(high) ? 0.06 * (high - low) : 0.1 * Math.abs(high) || 1;
     return { first, last, low: low - pad, high: high + pad };
   }
 
