@@ -17,8 +17,17 @@ from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
 from scalerl.files import MAX_LINE, to_json, write_atomic
-from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, Line, Status, StepLine
+from scalerl.runs.lines import (
+    EpisodeLine,
+    EvalAnswers,
+    EvalLine,
+    Line,
+    Status,
+    StepLine,
+    SystemLine,
+)
 from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
+from scalerl.runs.system import MAX_BYTES, SystemSampler
 from scalerl.runs.tail import parse_line
 
 #: A request for generators; the run removes the file when it has taken it.
@@ -31,6 +40,7 @@ class RunStore(RunReader):
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         super().__init__(path)
+        self._system = SystemSampler()
         if resume:
             if not self.path.is_dir():
                 raise InputError(f"{path} holds no run: give the directory that --out named")
@@ -96,6 +106,17 @@ class RunStore(RunReader):
         self._replace(
             status.FILE, to_json(replace(status, time=time.time()).to_dict()), durable=False
         )
+        # A run on a virtual clock has no processes, and its record is to be the same every time.
+        if status.pids:
+            self._append_sample(self._system.sample(status.step, status.pids.values()))
+
+    def _append_sample(self, sample: SystemLine | None) -> None:
+        """Append a sample of the machine, if one was due, up to a limit of the file."""
+        if sample is None:
+            return
+        with self._appending(sample.FILE) as file:
+            if file.tell() < MAX_BYTES:
+                file.write(encode(sample, compact=True))
 
     def save_answers(self, answers: EvalAnswers) -> None:
         """Write `evals/step_N.json` of a validation."""

@@ -27,6 +27,7 @@ from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
+from scalerl.serve.api.handlers import Api
 from scalerl.serve.catalogue import Catalogue, Entry
 from scalerl.serve.events import EventHub
 from scalerl.serve.guard import COOKIE, Guard, same_token
@@ -39,6 +40,7 @@ from scalerl.serve.queries import (
     compare_runs,
     content,
     fit_response,
+    unique_name,
 )
 from scalerl.serve.responses import (
     RequestError,
@@ -158,7 +160,7 @@ class Site:
         entry = self._entry(request.path_params["id"])
         q = Query.from_request(dict(request.query_params))
         try:
-            axes = await self._read(entry, entry.source.axes)
+            axes = await self.read(entry, entry.source.axes)
         except RequestError:  # the files hang: show what is known without them
             axes = []
         run = None if entry.run is None else await self._run_on_axis(entry, q.axis)
@@ -189,7 +191,7 @@ class Site:
                 raise InputError(f"{entry.name} has no such axis")
             return entry.source.on(run, axis).replace(name=run.name)
 
-        return await self._read(entry, on_axis)
+        return await self.read(entry, on_axis)
 
     def _entry(self, key: Any) -> Entry:
         found = self.catalogue.entries.get(key) if isinstance(key, str) else None
@@ -199,9 +201,10 @@ class Site:
             )
         return found
 
-    def _chosen(self, keys: Any) -> list[Entry]:
-        if not isinstance(keys, list) or not 0 < len(keys) <= MAX_RUNS:
-            raise InputError(f"runs is a list of 1 to {MAX_RUNS} ids")
+    def chosen(self, keys: Any, most: int = MAX_RUNS) -> list[Entry]:
+        """The runs of a list of ids."""
+        if not isinstance(keys, list) or not 0 < len(keys) <= most:
+            raise InputError(f"runs is a list of 1 to {most} ids")
         # A run that is named twice counts once.
         return [self._entry(key) for key in dict.fromkeys(map(str, keys))]
 
@@ -213,7 +216,7 @@ class Site:
         asked.pop("id", None)
         q = Query.from_request(asked)
         run = await self._run_on_axis(entry, q.axis)
-        return raw_json(await self._work(self._fit, run, q))
+        return raw_json(await self.work(self._fit, run, q))
 
     def _fit(self, run: Run, q: Query) -> bytes:
         key = content([run], "fit", q)
@@ -221,19 +224,19 @@ class Site:
 
     async def compare(self, request: Request) -> Response:
         asked = await request_body(request)
-        entries = self._chosen(asked.pop("runs", None))
+        entries = self.chosen(asked.pop("runs", None))
         q = Query.from_request(asked)
         runs: list[Run] = []
         ids, left_out = [], []
         for entry in entries:
             try:
-                runs.append(_unique_name(await self._run_on_axis(entry, q.axis), runs))
+                runs.append(unique_name(await self._run_on_axis(entry, q.axis), runs))
                 ids.append(entry.id)
             except (InputError, RequestError) as error:
                 left_out.append(self.catalogue.roots.without_paths(str(error)))
         if not runs:
             raise InputError(left_out[0])
-        return raw_json(await self._work(self._compare, runs, ids, left_out, q))
+        return raw_json(await self.work(self._compare, runs, ids, left_out, q))
 
     def _compare(self, runs: list[Run], ids: list[str], left_out: list[str], q: Query) -> bytes:
         key = content(runs, "compare", ids, left_out, q)
@@ -254,21 +257,21 @@ class Site:
         if step is not None and not re.fullmatch(r"\d{1,12}", step, re.ASCII):
             raise InputError("step is a whole number")
         at = None if step is None else int(step)
-        return json_response(await self._read(entry, self._open_runs.panels, entry, at))
+        return json_response(await self.read(entry, self._open_runs.panels, entry, at))
 
     async def difference(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         other = self._entry(request.query_params.get("with"))
-        recipes = [await self._read(each, self._open_runs.recipe, each) for each in (entry, other)]
+        recipes = [await self.read(each, self._open_runs.recipe, each) for each in (entry, other)]
         return json_response({"html": difference(entry.name, other.name, recipes[0], recipes[1])})
 
     # -- studies ----------------------------------------------------------------------------------
 
     async def studies(self, request: Request) -> Response:
-        return json_response(await self._work(self._studies.list))
+        return json_response(await self.work(self._studies.list))
 
     async def study(self, request: Request) -> Response:
-        return json_response(await self._work(self._studies.show, self._study_key(request)))
+        return json_response(await self.work(self._studies.show, self._study_key(request)))
 
     def _study_key(self, request: Request) -> str:
         key: str = request.path_params["id"]
@@ -284,7 +287,7 @@ class Site:
             with DRAWING:
                 return exports.zipped(study_files(data))
 
-        return download(await self._work(make), "zip", "study-report")
+        return download(await self.work(make), "zip", "study-report")
 
     # -- exports ----------------------------------------------------------------------------------
 
@@ -296,19 +299,19 @@ class Site:
             raise RequestError(
                 404, "there are figure.png, figure.svg, data.csv, data.json, report.zip"
             )
-        entries = self._chosen(request.query_params.getlist("run"))
+        entries = self.chosen(request.query_params.getlist("run"))
         theme = request.query_params.get("theme", "light")
         given = dict(request.query_params)
         q = Query.from_request({k: v for k, v in given.items() if k not in ("run", "theme")})
 
         runs: list[Run] = []
         for entry in entries:
-            run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
+            run = unique_name(await self._run_on_axis(entry, q.axis), runs)
             # Reports name their source, and no path of this machine.
             runs.append(run.replace(source=entry.source.place.name))
         records = []
         if what == "report":
-            records = [await self._read(entry, self._open_runs.record, entry) for entry in entries]
+            records = [await self.read(entry, self._open_runs.record, entry) for entry in entries]
 
         def make() -> bytes:
             if what == "figure":
@@ -320,19 +323,19 @@ class Site:
             return made(runs, q)
 
         name = slug(entries[0].name) if len(entries) == 1 else f"{len(entries)}-runs"
-        return download(await self._work(make), kind, name)
+        return download(await self.work(make), kind, name)
 
     async def events(self, request: Request) -> Response:
         if self.hub.full:
             raise RequestError(503, "too many pages are open: close one")
         return StreamingResponse(self.hub.stream(), media_type="text/event-stream")
 
-    async def _work(self, work: Callable[..., T], *given: Any) -> T:
+    async def work(self, work: Callable[..., T], *given: Any) -> T:
         """Run a computation in a thread. Fits for the list of runs pause meanwhile."""
         late = f"not done within {WORK_SECONDS:.0f} s: it continues, ask again later"
         return await self._wait(self._compute_threads, partial(work, *given), WORK_SECONDS, late)
 
-    async def _read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
+    async def read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
         """Run a function that reads files of a run in a thread. A read that hangs (a lost network
         file system) blocks that thread and the run's own lock, no other run."""
         late = f"{entry.name}: reading its files takes too long: ask again later"
@@ -387,15 +390,6 @@ def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
-def _unique_name(run: Run, others: Sequence[Run]) -> Run:
-    """The run under a name that no other has."""
-    names = {other.name for other in others}
-    name, count = run.name, 2
-    while name in names:
-        name, count = f"{run.name} #{count}", count + 1
-    return run if name == run.name else run.replace(name=name)
-
-
 def _pages() -> dict[str, bytes]:
     folder = files("scalerl.serve") / "static"
     found = {
@@ -448,6 +442,7 @@ def make_app(
     }
     routes = [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     routes += [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+    routes += Api(site).routes()
     if token is not None:
         routes.append(Route("/login", site.login_page, methods=["GET"]))
     site.routes = routes

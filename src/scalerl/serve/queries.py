@@ -218,6 +218,20 @@ def forecast_for(f: Fit, q: Query) -> Forecast:
     )
 
 
+def forecast_values(run: Run, q: Query) -> dict[str, Any]:
+    """Fit and forecast of a run without the parts that take seconds."""
+    f = fitted(run, q)
+    ahead = forecast_for(f, q)
+    said = [*words.headline(ahead), *([words.law_begins(f)] if f.early else [])]
+    return {
+        "curve": drawn(f, q),
+        "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
+        "fit": f.to_dict(),
+        "forecast": forecast_results([ahead])[0],
+        "words": [s for s in said if s],
+    }
+
+
 def fit_response(run: Run, q: Query) -> dict[str, Any]:
     """Everything that the page shows about one run."""
     f = fitted(run, q)
@@ -328,6 +342,15 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
         "pairs": pairs,
         "left_out": [str(problem) for problem in problems],
     }
+
+
+def unique_name(run: Run, others: Sequence[Run]) -> Run:
+    """The run under a name that no other has."""
+    names = {other.name for other in others}
+    name, count = run.name, 2
+    while name in names:
+        name, count = f"{run.name} #{count}", count + 1
+    return run if name == run.name else run.replace(name=name)
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:
