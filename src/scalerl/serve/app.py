@@ -87,7 +87,7 @@ class Site:
         self._cache: LruCache[bytes] = LruCache(MAX_RESPONSES, len, MAX_RESPONSE_BYTES)
         self._open_runs = OpenRunCache()
         self._studies = Studies(catalogue)
-        self._pages = _pages()
+        self._pages = static_files()
         self.routes: list[Route] = []
         catalogue.publish = self.hub.publish
 
@@ -390,7 +390,8 @@ def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
-def _pages() -> dict[str, bytes]:
+def static_files() -> dict[str, bytes]:
+    """The page's own files by name."""
     folder = files("scalerl.serve") / "static"
     found = {
         each.name: each.read_bytes()
@@ -408,6 +409,7 @@ def make_app(
     host: str = "127.0.0.1",
     token: str | None = None,
     origin: str | None = None,
+    cors: Sequence[str] = (),
 ) -> tuple[Guard, Site]:
     """The ASGI app behind its guard, and the site with its state."""
     site = Site(catalogue, token)
@@ -454,4 +456,4 @@ def make_app(
         ),
     )
     app.router.redirect_slashes = False
-    return Guard(app, host, token, origin), site
+    return Guard(app, host, token, origin, cors), site

@@ -120,12 +120,18 @@ def leaves(line: Any, under: str = "") -> Iterator[tuple[str, Any]]:
     """
     for key, value in line.items():
         if isinstance(value, dict):
-            if value and all(re.fullmatch(r"-?\d+", str(name)) for name in value):
+            if _is_histogram(value):
                 yield under + key, value
             else:
                 yield from leaves(value, f"{under}{key}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield under + key, value
+
+
+def _is_histogram(value: dict[Any, Any]) -> bool:
+    """Whether an object is bin → count. (Scores at temperatures have numbers as names as well.)"""
+    counts = all(isinstance(each, int | float) for each in value.values())
+    return bool(value) and counts and all(re.fullmatch(r"-?\d+", str(name)) for name in value)
 
 
 # -- series ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // Which view is shown, and the keys that work everywhere.
 import { el } from "./base.js";
+import { notice } from "./copy.js";
 import { ask } from "./dom.js";
 import { listView } from "./list.js";
 import { connect, hear } from "./live.js";
@@ -42,6 +43,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !typing) view?.back?.();
 });
 hear((news) => { if (news.kind === "studies" || news.kind === "back") about(); });
+notice();
 connect();
 show();
 about();
