@@ -77,25 +77,28 @@ export function counts(state, changed) {
     return [key, list];
   }));
 
-  function show(by) {
+  // by: counts of the episodes that are found; whole: of all.
+  function show(by, whole) {
     for (const [key, list] of Object.entries(boxes)) {
-      const found = Object.entries(by?.[key] || {}).sort((a, b) => b[1] - a[1]);
+      const found = Object.entries(whole?.[key] || {}).sort((a, b) => b[1] - a[1]);
       const chosen = state[key];
       if (chosen && !found.some(([value]) => value === chosen)) found.unshift([chosen, 0]);
-      const sum = found.reduce((total, [, n]) => total + n, 0) || 1;
+      const most = Math.max(1, ...found.map(([, n]) => n));
       // A kind with a single value says nothing, unless it is what was filtered by.
       list.parentNode.hidden = found.length < 2 && !chosen && (key === "source" || key === "task");
       const had = list.contains(document.activeElement) ? document.activeElement.dataset.value : null;
-      list.replaceChildren(...found.slice(0, MOST_VALUES).map(([value, n]) => one(key, value, n, n / sum)));
+      list.replaceChildren(...found.slice(0, MOST_VALUES).map(([value, all]) => one(key, value, by?.[key]?.[value] || 0, all, most)));
       if (had !== null) [...list.children].find((each) => each.dataset.value === had)?.focus();
     }
   }
 
-  function one(key, value, n, share) {
+  function one(key, value, n, all, most) {
     const name = key === "correct" ? RESULTS[value] ?? value : plain(value) || "none";
-    const bar = el("span", { class: "share" });
-    bar.style.width = `${100 * share}%`;
-    return el("button", { type: "button", "data-value": value, "aria-pressed": String(state[key] === value), title: name, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, bar, el("bdi", {}, name), el("span", { class: "n" }, n.toLocaleString("en")));
+    const outer = el("span", { class: "share of-all" }), inner = el("span", { class: "share" });
+    outer.style.width = `${100 * all / most}%`;
+    inner.style.width = `${100 * n / most}%`;
+    const count = n === all ? all.toLocaleString("en") : `${n.toLocaleString("en")} of ${all.toLocaleString("en")}`;
+    return el("button", { type: "button", "data-value": value, "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name), el("span", { class: "n" }, count));
   }
   return { node, show };
 }

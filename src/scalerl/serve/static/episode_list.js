@@ -3,6 +3,9 @@ import { el } from "./base.js";
 import { setText } from "./dom.js";
 import { plain } from "./episode_text.js";
 
+// Characters of a preview that two lines can hold.
+const MOST_OF_PREVIEW = 240;
+
 export const MARK = { true: "✓", false: "✗", null: "◦" };
 export const WORD = { true: "right", false: "wrong", null: "unscored" };
 
@@ -31,23 +34,26 @@ export function episodeList({ address, choose, more, renew }) {
   function item(episode) {
     const facts = [`step ${episode.step.toLocaleString("en")}`, reward(episode.reward), `${episode.tokens.toLocaleString("en")} tokens`];
     if (episode.turns > 1) facts.push(`${episode.turns} turns`);
-    const preview = plain(episode.preview).trim();
+    const preview = plain((episode.preview || "").slice(0, MOST_OF_PREVIEW)).trim();
     return el("li", {}, el("a", { href: address(episode.id), "data-id": episode.id, onclick: (event) => { if (event.metaKey || event.ctrlKey || event.shiftKey) return; event.preventDefault(); choose(episode.id); } },
       el("span", { class: "head" }, el("b", { class: `mark-${WORD[episode.correct]}` }, `${MARK[episode.correct]} ${WORD[episode.correct]}`), ` ${facts.join(" · ")} `, flags(episode)),
       el("bdi", { class: "preview", dir: "auto" }, preview || "(nothing was written)"),
       el("bdi", { class: "why" }, [episode.task, episode.prompt, episode.source === "training" ? "" : episode.source, episode.why].filter(Boolean).map(plain).join(" · "))));
   }
 
-  function show(found, append) {
-    if (!append) { episodes = []; items.replaceChildren(); items.scrollTop = 0; }
+  // A page of the list: the "first", the first "again", or the "next".
+  function show(found, which) {
+    const top = which === "first" ? 0 : items.scrollTop;
+    if (which !== "next") { episodes = []; items.replaceChildren(); }
     episodes = [...episodes, ...found.episodes];
     items.append(...found.episodes.map(item));
     const n = found.matched.toLocaleString("en"), all = found.total.toLocaleString("en");
     setText(count, `${found.matched === found.total ? `${all} episode${found.total === 1 ? "" : "s"}` : `${n} of ${all} episodes`}${found.complete ? "" : ", still being read…"}`);
     further.hidden = !found.next;
     setText(further, "show more");
-    fresh.hidden = true;
-    mark(open);
+    if (which !== "next") fresh.hidden = true;
+    items.scrollTop = top;
+    if (which === "first") mark(open);
   }
 
   // Marks the episode that is open, and brings it into the list's own view.
@@ -76,5 +82,5 @@ export function episodeList({ address, choose, more, renew }) {
     fresh.setAttribute("aria-label", `${n} new episodes: show them`);
   }
 
-  return { node, show, mark, next, announce, get any() { return episodes.length > 0; }, get top() { return items.scrollTop; }, set top(value) { items.scrollTop = value; } };
+  return { node, show, mark, next, announce };
 }

@@ -1,16 +1,18 @@
 // The reading pane: one episode, its group, or its prompt across versions.
 import { el } from "./base.js";
-import { ask, setText } from "./dom.js";
+import { setText } from "./dom.js";
 import { group, versions } from "./episode_beside.js";
+import { episodeOf, many } from "./episode_data.js";
 import { MARK, WORD, flags, reward } from "./episode_list.js";
 import { SCALES, legend, scalesOf } from "./episode_scales.js";
-import { many, rows } from "./episode_segments.js";
+import { rows } from "./episode_segments.js";
 import { plain } from "./episode_text.js";
 
 const VIEWS = { "": "this episode", group: "its group", prompt: "prompt across versions" };
 
-// state: { open, colour, beside, a, b }; keep() notes it in the address; leave() closes the pane.
-export function reader(run, state, { keep, leave, address }) {
+// state: { open, colour, beside, a, b }; keep() notes it in the address; leave() closes the pane, and
+// step(by, failure) goes to another episode.
+export function reader(run, state, { keep, leave, step, address }) {
   const title = el("h2", { tabindex: -1 }), facts = el("p", { class: "small facts-line" });
   const colour = el("select", { "aria-label": "Colour tokens by", onchange: () => { state.colour = colour.value; keep(); draw(); } });
   const views = el("div", { class: "views", role: "group", "aria-label": "What is shown" }, Object.entries(VIEWS).map(([key, label]) => el("button", { type: "button", "data-view": key, onclick: () => view(key) }, label)));
@@ -18,7 +20,10 @@ export function reader(run, state, { keep, leave, address }) {
   const said = el("p", { class: "said" }), content = el("div", { class: "content" });
   const tools = el("div", { class: "tools" }, views, el("label", {}, "colour by", colour));
   const hint = el("p", { class: "hint small" }, "Choose an episode, or press ", el("kbd", {}, "j"), ". ", el("kbd", {}, "n"), " finds the next failure, ", el("kbd", {}, "?"), " lists all keys.");
-  const node = el("section", { class: "reader", "aria-label": "Episode", tabindex: 0 }, el("button", { type: "button", class: "leave", onclick: leave }, "← list"), hint, el("div", { class: "reader-head", hidden: true }, title, facts, tools, key, token), said, content);
+  const button = (label, action, name = "") => el("button", { type: "button", class: name, onclick: action }, label);
+  const moves = el("div", { class: "moves", role: "group", "aria-label": "Go to" }, button("← list", leave, "leave"), button("‹ previous", () => step(-1)), button("next ›", () => step(1)), button("next failure", () => step(1, true)));
+  const head = el("div", { class: "reader-head", hidden: true }, title, facts, tools, key, token);
+  const node = el("section", { class: "reader", "aria-label": "Episode", tabindex: 0 }, moves, hint, head, said, content);
   let episode = null, turn = 0;
 
   function view(name) { state.beside = name; state.a = state.b = ""; keep(); draw(); }
@@ -66,10 +71,10 @@ export function reader(run, state, { keep, leave, address }) {
     const mine = ++turn;
     hint.hidden = true;
     try {
-      const found = await ask(`/api/v1/runs/${run}/episodes/${encodeURIComponent(id)}`);
+      const found = await episodeOf(run, id);
       if (mine !== turn) return;
       episode = found;
-      node.firstChild.nextElementSibling.nextElementSibling.hidden = false;
+      head.hidden = false;
       about();
       node.scrollTop = 0;
       await draw();

@@ -1,5 +1,6 @@
 // The segments of an episode: what the model saw, by who wrote it, token by token.
 import { el } from "./base.js";
+import { many } from "./episode_data.js";
 import { SCALES, about } from "./episode_scales.js";
 import { nodes, token } from "./episode_text.js";
 
@@ -11,8 +12,6 @@ const MOST_OF_CONTEXT = 1500;
 // How calls of tools are written, in the formats that scalerl reads.
 const CALL = /<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]/;
 
-export const many = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-
 // The source of a segment in words: context after the first is what the environment answered.
 function sourceOf(segment, i) {
   if (segment.source === "context") return i ? "environment" : "prompt";
@@ -20,7 +19,7 @@ function sourceOf(segment, i) {
 }
 
 function head(segment, i) {
-  const parts = [many(segment.tokens.length, "token")];
+  const parts = [many(segment.count, "token")];
   const versions = (segment.versions || []).map(([version]) => version);
   if (versions.length) parts.push(versions.length === 1 ? `version ${versions[0]}` : `versions ${Math.min(...versions)} to ${Math.max(...versions)}`);
   if (segment.reward !== null && segment.reward !== undefined) parts.push(`reward ${+segment.reward.toPrecision(3)}`);

@@ -2,7 +2,7 @@
 import { el, short } from "./base.js";
 import { ask, setText } from "./dom.js";
 import { counts, histogram } from "./episode_charts.js";
-import { asked, filterBar, fromAddress } from "./episode_filters.js";
+import { asked, filterBar, filtered, fromAddress } from "./episode_filters.js";
 import { keys } from "./episode_keys.js";
 import { episodeList, failed } from "./episode_list.js";
 import { reader } from "./episode_reader.js";
@@ -28,8 +28,8 @@ export function episodesView(main, id) {
   const bar = filterBar(state, changed);
   const rewards = histogram("reward", "reward", state, changed), lengths = histogram("length", "tokens", state, changed), kinds = counts(state, changed);
   const list = episodeList({ address, choose, more, renew: () => load() });
-  const pane = reader(id, state, { keep, leave, address });
-  const board = keys({ j: () => step(1), k: () => step(-1), n: () => step(1, failed), f: () => bar.focus(), g: () => pane.view("group"), v: () => pane.view("prompt"), e: () => pane.view(""), c: () => pane.nextColour() });
+  const pane = reader(id, state, { keep, leave, step, address });
+  const board = keys({ j: () => step(1), k: () => step(-1), n: () => step(1, true), f: () => bar.focus(), g: () => pane.view("group"), v: () => pane.view("prompt"), e: () => pane.view(""), c: () => pane.nextColour() });
   const panes = el("div", { class: "panes" }, list.node, pane.node), empty = el("div", { class: "empty", hidden: true });
   const charts = el("div", { class: "charts" }, rewards.node, lengths.node, kinds.node);
   const help = el("button", { type: "button", class: "help", onclick: board.help }, "keys ", el("kbd", {}, "?"));
@@ -50,22 +50,21 @@ export function episodesView(main, id) {
     load();
   }
 
-  async function load() {
+  async function load(quietly = false) {
     const mine = ++turn;
     clearTimeout(again);
-    list.node.classList.add("busy");
+    if (!quietly) list.node.classList.add("busy");
     try {
-      const [found, histograms] = await Promise.all([ask(`${path}?${asked(state, { sort: state.sort, limit: PAGE })}`), ask(`${path}/histograms?${asked(state)}`)]);
+      const [found, histograms, whole] = await Promise.all([ask(`${path}?${asked(state, { sort: state.sort, limit: PAGE })}`), ask(`${path}/histograms?${asked(state)}`), filtered(state) ? ask(`${path}/histograms`) : null]);
       if (mine !== turn || !open) return;
       ({ next: cursor, matched } = found);
       setText(said, "");
       none(found);
-      list.show(found, false);
-      list.mark(state.open);
+      list.show(found, quietly ? "again" : "first");
       rewards.show(histograms.reward);
       lengths.show(histograms.length);
-      kinds.show(histograms.by);
-      if (!found.complete) again = setTimeout(load, AGAIN);
+      kinds.show(histograms.by, (whole || histograms).by);
+      if (!found.complete) again = setTimeout(() => load(true), AGAIN);
     } catch (error) {
       if (mine === turn && open) setText(said, error.fromServer ? error.message : "The server does not answer.");
     } finally { if (mine === turn) list.node.classList.remove("busy"); }
@@ -89,7 +88,7 @@ export function episodesView(main, id) {
     const found = await ask(`${path}?${asked(state, { sort: state.sort, limit: PAGE, after: cursor })}`).catch(() => null);
     if (!found || mine !== turn || !open) return;
     cursor = found.next;
-    list.show(found, true);
+    list.show(found, "next");
   }
 
   // ---- reading
@@ -118,14 +117,14 @@ export function episodesView(main, id) {
     scrollTo(0, scrolled);
   }
 
-  async function step(by, wanted) {
+  async function step(by, failure) {
     for (let page = 0; page < MOST_PAGES; page++) {
-      const to = list.next(by, wanted);
+      const to = list.next(by, failure ? failed : undefined);
       if (to) { setText(said, ""); choose(to); return; }
       if (by < 0 || !cursor) break;
       await more();
     }
-    setText(said, wanted ? (cursor ? `No failure among the next ${MOST_PAGES * PAGE} episodes: filter by result.` : "No further failure in this list.") : "");
+    setText(said, failure ? (cursor ? `No failure among the next ${MOST_PAGES * PAGE} episodes: filter by result.` : "No further failure in this list.") : "");
   }
 
   // ---- as it goes
