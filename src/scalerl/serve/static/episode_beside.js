@@ -39,7 +39,7 @@ export async function versions(run, episode, state, keep) {
   const pick = (key, id, label) => el("input", { type: "radio", name: `version-${key}`, value: id, "aria-label": label, checked: state[key] === id, onchange: () => { state[key] = id; keep(); compare(); } });
   const line = (each) => el("tr", {}, el("td", {}, pick("a", each.id, `Compare from ${plain(each.id)}`)), el("td", {}, pick("b", each.id, `Compare to ${plain(each.id)}`)),
     el("td", { class: "num" }, each.step.toLocaleString("en")), el("td", { class: "line" }, `${MARK[each.correct]} ${WORD[each.correct]}`), el("td", { class: "num" }, each.reward === null ? "–" : String(+each.reward.toPrecision(3))),
-    el("td", { class: "num" }, String(each.tokens)), el("td", { class: "hide-phone" }, el("bdi", { class: "preview" }, plain(each.preview) || "(nothing was written)")));
+    el("td", { class: "num" }, String(each.tokens)), el("td", { class: "hide-phone" }, el("bdi", { class: "preview" }, each.tokens ? plain(each.preview) : "(nothing was written)")));
   async function compare() {
     const mine = [state.a, state.b];
     const [before, after] = await Promise.all(mine.map((id) => episodeOf(run, id)));

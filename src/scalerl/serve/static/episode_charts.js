@@ -7,30 +7,48 @@ const KINDS = { correct: "result", finish: "finish", task: "task", source: "from
 const RESULTS = { true: "✓ right", false: "✗ wrong", none: "◦ unscored" };
 // Values of a kind that are listed: the commonest.
 const MOST_VALUES = 24;
-const HEIGHT = 84;
+// Bins of a histogram up to which each may stand for one value: the API's own bound.
+const MOST_SINGLE = 8;
 
 const number = (v) => Math.abs(v) >= 1000 ? amount(v) : String(+v.toPrecision(3));
 
-// A histogram of what = "reward" or "length"; sets what_min and what_max in the state.
-export function histogram(what, label, state, changed) {
+// The values that bins stand for, where each bin is of one value: the API puts their edges halfway
+// between them. Null for bins of ranges.
+function valuesOf(edges) {
+  const n = edges.length - 1;
+  if (n < 1 || n > MOST_SINGLE) return null;
+  const values = [(edges[0] + edges[1]) / 2];
+  for (let i = 1; i < n; i++) values.push(2 * edges[i] - values[i - 1]);
+  return values.map((v) => +v.toPrecision(6));
+}
+
+// A histogram with keys [least, most] of the state; with whole, of whole numbers.
+export function histogram(label, keys, whole, state, changed) {
+  const [least, most] = keys;
   const bars = el("div", { class: "bars", role: "group", "aria-label": `${label}: choose a range` });
-  const axis = el("p", { class: "ends small" }, el("span"), el("span"));
-  const chosen = el("button", { type: "button", class: "chosen-range", hidden: true, onclick: () => set(null, null) });
+  const axis = el("p", { class: "ends small", "aria-hidden": "true" });
+  const chosen = el("button", { type: "button", class: "chosen-range", hidden: true, onclick: () => set("", "") });
   const node = el("figure", { class: "histogram" }, el("figcaption", {}, el("b", {}, label), chosen), bars, axis);
   let edges = [], first = null;
 
   function set(low, high) {
-    state[`${what}_min`] = low === null ? "" : String(low);
-    state[`${what}_max`] = high === null ? "" : String(high);
-    changed(what);
+    state[least] = String(low);
+    state[most] = String(high);
+    changed(least);
   }
-  const inside = (i) => state[`${what}_min`] !== "" && state[`${what}_max`] !== "" && edges[i] >= Number(state[`${what}_min`]) && edges[i + 1] <= Number(state[`${what}_max`]);
+  // Filters include both ends, and bins only the last one's upper end.
+  const low = (i) => whole ? Math.ceil(edges[i]) : +edges[i].toPrecision(6);
+  const high = (i) => {
+    if (i === edges.length - 2) return whole ? Math.floor(edges[i + 1]) : +edges[i + 1].toPrecision(6);
+    return whole ? Math.ceil(edges[i + 1]) - 1 : +(edges[i + 1] - (edges[i + 1] - edges[i]) / 1000).toPrecision(6);
+  };
+  const inside = (i) => (state[least] !== "" || state[most] !== "") && (state[least] === "" || low(i) >= Number(state[least])) && (state[most] === "" || high(i) <= Number(state[most]));
 
   function press(i, extend) {
-    if (extend && first !== null) { set(edges[Math.min(first, i)], edges[Math.max(first, i) + 1]); return; }
-    const alone = inside(i) && !inside(i - 1) && !inside(i + 1);
+    if (extend && first !== null) { set(low(Math.min(first, i)), high(Math.max(first, i))); return; }
+    const alone = inside(i) && !(i && inside(i - 1)) && !(i < edges.length - 2 && inside(i + 1));
     first = i;
-    if (alone) set(null, null); else set(edges[i], edges[i + 1]);
+    if (alone) set("", ""); else set(low(i), high(i));
   }
 
   function key(event) {
@@ -45,25 +63,29 @@ export function histogram(what, label, state, changed) {
   bars.addEventListener("keydown", key);
 
   function show(found) {
+    const { all = [], matched = [] } = found || {};
     edges = found?.edges || [];
-    const top = Math.max(1, ...(found?.all || []));
-    const heights = (n) => n ? Math.max(2, HEIGHT * n / top) : 0;
-    if (bars.children.length !== (found?.all.length || 0)) bars.replaceChildren(...(found?.all || []).map((_, i) => el("button", { type: "button", tabindex: i ? -1 : 0, onclick: (event) => press(i, event.shiftKey) }, el("span", { class: "all" }), el("span", { class: "matched" }))));
-    (found?.all || []).forEach((n, i) => {
-      const bar = bars.children[i], text = `${label} ${number(edges[i])} to ${number(edges[i + 1])}: ${found.matched[i].toLocaleString("en")} of ${n.toLocaleString("en")} episodes`;
+    node.hidden = !found;
+    if (bars.children.length !== all.length) bars.replaceChildren(...all.map((_, i) => el("button", { type: "button", tabindex: i ? -1 : 0, onclick: (event) => press(i, event.shiftKey) }, el("span", { class: "all" }), el("span", { class: "matched" }))));
+    const values = valuesOf(edges), top = Math.max(1, ...all);
+    const name = (i) => values ? number(values[i]) : `${number(low(i))} to ${number(whole ? high(i) : edges[i + 1])}`;
+    all.forEach((n, i) => {
+      const bar = bars.children[i], text = `${label} ${name(i)}: ${matched[i].toLocaleString("en")} of ${n.toLocaleString("en")} episodes`;
       bar.setAttribute("aria-label", text);
       bar.title = text;
       bar.setAttribute("aria-pressed", String(inside(i)));
-      bar.children[0].hidden = !n;
-      bar.children[0].style.height = `${heights(n)}px`;
-      bar.children[1].style.height = `${heights(found.matched[i])}px`;
+      [n, matched[i]].forEach((count, j) => {
+        bar.children[j].hidden = !count;
+        bar.children[j].style.height = `${Math.max(2, 100 * count / top)}%`;
+      });
     });
-    setText(axis.children[0], edges.length ? number(edges[0]) : "");
-    setText(axis.children[1], edges.length ? number(edges.at(-1)) : "");
-    const low = state[`${what}_min`], high = state[`${what}_max`];
-    chosen.hidden = !low && !high;
-    setText(chosen, `${low ? number(Number(low)) : ""} to ${high ? number(Number(high)) : ""} ✕`);
-    chosen.setAttribute("aria-label", `Show every ${label} again`);
+    axis.classList.toggle("single", Boolean(values));
+    axis.replaceChildren(...(values || (edges.length ? [edges[0], edges.at(-1)] : [])).map((v) => el("span", {}, number(v))));
+    chosen.hidden = !state[least] && !state[most];
+    const ends = [state[least], state[most]].map((v) => v === "" ? "" : number(Number(v)));
+    const single = values?.filter((_, i) => inside(i)) || [];
+    setText(chosen, `${single.length === 1 ? number(single[0]) : `${ends[0]} to ${ends[1]}`} ✕`);
+    chosen.setAttribute("aria-label", `${label} ${chosen.textContent}: show all again`);
   }
   return { node, show };
 }

@@ -1,6 +1,7 @@
 // The list of episodes that were found: a line of facts and the beginning of each.
 import { el } from "./base.js";
 import { setText } from "./dom.js";
+import { many } from "./episode_data.js";
 import { plain } from "./episode_text.js";
 
 // Characters of a preview that two lines can hold.
@@ -37,7 +38,7 @@ export function episodeList({ address, choose, more, renew }) {
     const preview = plain((episode.preview || "").slice(0, MOST_OF_PREVIEW)).trim();
     return el("li", {}, el("a", { href: address(episode.id), "data-id": episode.id, onclick: (event) => { if (event.metaKey || event.ctrlKey || event.shiftKey) return; event.preventDefault(); choose(episode.id); } },
       el("span", { class: "head" }, el("b", { class: `mark-${WORD[episode.correct]}` }, `${MARK[episode.correct]} ${WORD[episode.correct]}`), ` ${facts.join(" · ")} `, flags(episode)),
-      el("bdi", { class: "preview", dir: "auto" }, preview || "(nothing was written)"),
+      el("bdi", { class: "preview", dir: "auto" }, episode.tokens ? preview : el("i", {}, "(nothing was written) "), episode.tokens ? "" : preview),
       el("bdi", { class: "why" }, [episode.task, episode.prompt, episode.source === "training" ? "" : episode.source, episode.why].filter(Boolean).map(plain).join(" · "))));
   }
 
@@ -48,7 +49,8 @@ export function episodeList({ address, choose, more, renew }) {
     episodes = [...episodes, ...found.episodes];
     items.append(...found.episodes.map(item));
     const n = found.matched.toLocaleString("en"), all = found.total.toLocaleString("en");
-    setText(count, `${found.matched === found.total ? `${all} episode${found.total === 1 ? "" : "s"}` : `${n} of ${all} episodes`}${found.complete ? "" : ", still being read…"}`);
+    const searching = found.to_search > found.searched ? `, ${found.searched.toLocaleString("en")} of ${found.to_search.toLocaleString("en")} texts searched…` : ", still being read…";
+    setText(count, `${found.matched === found.total ? many(found.total, "episode") : `${n} of ${all} episodes`}${found.complete ? "" : searching}`);
     further.hidden = !found.next;
     setText(further, "show more");
     if (which !== "next") fresh.hidden = true;

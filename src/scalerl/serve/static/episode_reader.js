@@ -8,6 +8,9 @@ import { SCALES, legend, scalesOf } from "./episode_scales.js";
 import { rows } from "./episode_segments.js";
 import { plain } from "./episode_text.js";
 
+// Characters of what the check found that are shown above the text.
+const MOST_OF_WHY = 600;
+
 const VIEWS = { "": "this episode", group: "its group", prompt: "prompt across versions" };
 
 // state: { open, colour, beside, a, b }; keep() notes it in the address; leave() closes the pane, and
@@ -31,8 +34,9 @@ export function reader(run, state, { keep, leave, step, address }) {
 
   function about() {
     title.replaceChildren(`${MARK[episode.correct]} ${WORD[episode.correct]}, ${reward(episode.reward)}, step ${episode.step.toLocaleString("en")} `, ...flags(episode));
-    const play = episode.play, told = [plain(episode.id), episode.task && `task ${plain(episode.task)}`, `prompt ${plain(episode.prompt)}`, episode.why && `why: ${plain(episode.why)}`];
-    if (play && (play.turns > 1 || play.tool_calls)) told.push(`${many(play.turns, "turn")}, ${many(play.tool_calls, "tool call")}, ${play.tool_failures} failed`, `${+play.environment_seconds.toPrecision(2)} s in the environment`);
+    const play = episode.play || {}, told = [plain(episode.id), episode.task && `task ${plain(episode.task)}`, `prompt ${plain(episode.prompt)}`, episode.why && `why: ${plain(episode.why.slice(0, MOST_OF_WHY))}`];
+    if (play.turns > 1 || play.tool_calls) told.push(`${many(play.turns || 0, "turn")}, ${many(play.tool_calls || 0, "tool call")}, ${play.tool_failures || 0} failed`, `${+(play.environment_seconds || 0).toPrecision(2)} s in the environment`);
+    if (episode.cut) told.push("too long to be shown whole");
     facts.replaceChildren(...told.filter(Boolean).flatMap((text, i) => [i ? " · " : "", el("bdi", {}, text)]));
   }
 

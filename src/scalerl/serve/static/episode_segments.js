@@ -19,7 +19,7 @@ function sourceOf(segment, i) {
 }
 
 function head(segment, i) {
-  const parts = [many(segment.count, "token")];
+  const parts = segment.count ? [many(segment.count, "token")] : [];
   const versions = (segment.versions || []).map(([version]) => version);
   if (versions.length) parts.push(versions.length === 1 ? `version ${versions[0]}` : `versions ${Math.min(...versions)} to ${Math.max(...versions)}`);
   if (segment.reward !== null && segment.reward !== undefined) parts.push(`reward ${+segment.reward.toPrecision(3)}`);
@@ -90,5 +90,5 @@ function watch(box, segment, read) {
 }
 
 // What the policy wrote of an episode, for comparisons.
-export const written = (episode) => episode.rows.at(-1).filter((segment) => segment.source !== "context").map((segment) => segment.text).join("\n⋯\n");
+export const written = (episode) => (episode.rows.at(-1) || []).filter((segment) => segment.source !== "context").map((segment) => segment.text).join("\n⋯\n");
 

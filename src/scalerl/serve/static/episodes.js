@@ -15,7 +15,7 @@ const PAGE = 50;
 const MOST_PAGES = 20;
 // Milliseconds until an index that is still being built is asked again, and between two looks for
 // new episodes.
-const AGAIN = 700;
+const AGAIN = 300;
 const LOOK = 3000;
 
 export function episodesView(main, id) {
@@ -26,12 +26,17 @@ export function episodesView(main, id) {
   const address = (episode) => link("episodes", id, { ...state, open: episode });
   const keep = () => note("episodes", id, state);
   const bar = filterBar(state, changed);
-  const rewards = histogram("reward", "reward", state, changed), lengths = histogram("length", "tokens", state, changed), kinds = counts(state, changed);
+  const drawn = {
+    reward: histogram("reward", ["reward_min", "reward_max"], false, state, changed),
+    length: histogram("tokens", ["length_min", "length_max"], true, state, changed),
+    step: histogram("step", ["step_from", "step_to"], true, state, changed),
+  };
+  const kinds = counts(state, changed);
   const list = episodeList({ address, choose, more, renew: () => load() });
   const pane = reader(id, state, { keep, leave, step, address });
   const board = keys({ j: () => step(1), k: () => step(-1), n: () => step(1, true), f: () => bar.focus(), g: () => pane.view("group"), v: () => pane.view("prompt"), e: () => pane.view(""), c: () => pane.nextColour() });
   const panes = el("div", { class: "panes" }, list.node, pane.node), empty = el("div", { class: "empty", hidden: true });
-  const charts = el("div", { class: "charts" }, rewards.node, lengths.node, kinds.node);
+  const charts = el("div", { class: "charts" }, Object.values(drawn).map((each) => each.node), kinds.node);
   const help = el("button", { type: "button", class: "help", onclick: board.help }, "keys ", el("kbd", {}, "?"));
   const body = el("div", { class: "episodes" }, charts, bar.node, said, panes);
   main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, el("div", { class: "tabs-line" }, tabs(id, "episodes"), help), empty, body, board.dialog);
@@ -58,11 +63,10 @@ export function episodesView(main, id) {
       const [found, histograms, whole] = await Promise.all([ask(`${path}?${asked(state, { sort: state.sort, limit: PAGE })}`), ask(`${path}/histograms?${asked(state)}`), filtered(state) ? ask(`${path}/histograms`) : null]);
       if (mine !== turn || !open) return;
       ({ next: cursor, matched } = found);
-      setText(said, "");
+      setText(said, (found.problems || []).join(" "));
       none(found);
       list.show(found, quietly ? "again" : "first");
-      rewards.show(histograms.reward);
-      lengths.show(histograms.length);
+      for (const [key, each] of Object.entries(drawn)) each.show(histograms[key]);
       kinds.show(histograms.by, (whole || histograms).by);
       if (!found.complete) again = setTimeout(() => load(true), AGAIN);
     } catch (error) {
@@ -86,7 +90,9 @@ export function episodesView(main, id) {
     if (!cursor) return;
     const mine = turn;
     const found = await ask(`${path}?${asked(state, { sort: state.sort, limit: PAGE, after: cursor })}`).catch(() => null);
-    if (!found || mine !== turn || !open) return;
+    if (mine !== turn || !open) return;
+    // The place to go on from is gone where the record was cut meanwhile.
+    if (!found) { load(); return; }
     cursor = found.next;
     list.show(found, "next");
   }
