@@ -48,6 +48,7 @@ export function episodeList({ address, choose, more, renew }) {
     if (which !== "next") { episodes = []; items.replaceChildren(); }
     episodes = [...episodes, ...found.episodes];
     items.append(...found.episodes.map(item));
+    if (!episodes.length && found.complete) items.append(el("li", { class: "none" }, "No episode meets all of these conditions."));
     const n = found.matched.toLocaleString("en"), all = found.total.toLocaleString("en");
     const searching = found.to_search > found.searched ? `, ${found.searched.toLocaleString("en")} of ${found.to_search.toLocaleString("en")} texts searched…` : ", still being read…";
     setText(count, `${found.matched === found.total ? many(found.total, "episode") : `${n} of ${all} episodes`}${found.complete ? "" : searching}`);
