@@ -325,6 +325,12 @@ class SegmentSample(Record):
     reward: float | None = about(
         "reward of the turn that this segment ends; left out where there is none", default=None
     )
+    token_lengths: tuple[int, ...] | None = about(
+        "characters of `text` that each token is, so that the text can be cut into tokens without "
+        "a tokenizer; left out where the text is not the tokens' one after the other",
+        unit="characters",
+        default=None,
+    )
 
 
 @record
@@ -348,6 +354,24 @@ class EpisodeLine(Line):
         "what the model saw, the prompt first: a list of segments for each row; every row after "
         "the first is a fork"
     )
+
+
+@record
+class ValidationEpisodeLine(EpisodeLine):
+    """One answer of a validation, in the form of a training episode and without log-probs. All
+    answers are kept while `record.validation_megabytes` allows; after that those to fewer prompts,
+    chosen by a hash of the prompt, so that the same prompts have answers at every validation."""
+
+    FILE: ClassVar[str] = "episodes/validation.jsonl"
+
+    set: str = about('name of its set; "" for the held-out prompts of the task itself', default="")
+
+
+#: Files of episodes in a run directory, by the source that readers name them with.
+EPISODE_FILES: dict[str, type[EpisodeLine]] = {
+    "training": EpisodeLine,
+    "validation": ValidationEpisodeLine,
+}
 
 
 # -- events.jsonl ---------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from scalerl.runs.record import Run
 from scalerl.serve import exports
 from scalerl.serve.api.handlers import Api
 from scalerl.serve.catalogue import Catalogue, Entry
+from scalerl.serve.episodes import EpisodeRoutes
 from scalerl.serve.events import EventHub
 from scalerl.serve.guard import COOKIE, Guard, same_token
 from scalerl.serve.queries import (
@@ -445,6 +446,7 @@ def make_app(
     routes = [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     routes += [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
     routes += Api(site).routes()
+    routes += EpisodeRoutes(site).routes()
     if token is not None:
         routes.append(Route("/login", site.login_page, methods=["GET"]))
     site.routes = routes

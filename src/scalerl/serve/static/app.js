@@ -12,17 +12,25 @@ const main = document.getElementById("view"), nav = document.getElementById("nav
 let view = null, studies = 0;
 
 function show() {
+  const to = here(), { view: name, id } = to;
+  if (view?.stays?.(to)) return;
   view?.close();
-  const { view: name, id } = here();
-  const makers = { runs: () => listView(main), run: () => runView(main, id), studies: () => studiesView(main), study: () => studyView(main, id) };
+  const makers = { runs: () => listView(main), run: () => runView(main, id), episodes: () => fetched(import("./episodes.js").then(({ episodesView }) => () => episodesView(main, id))), studies: () => studiesView(main), study: () => studyView(main, id) };
   view = (makers[name] || makers.runs)();
   tabs(name);
   scrollTo(0, 0);
 }
 
+// A view whose modules are fetched when it is opened, so that the list does not wait for them.
+function fetched(coming) {
+  let inner = null, closed = false;
+  coming.then((make) => { if (!closed) inner = make(); });
+  return { close() { closed = true; inner?.close(); }, back() { inner?.back(); }, find() { inner?.find(); }, stays: (to) => Boolean(inner?.stays(to)) };
+}
+
 function tabs(name) {
   const link = (to, label, on) => el("a", { href: to, "aria-current": on ? "page" : null }, label);
-  nav.replaceChildren(link("#/", "Runs", name === "runs" || name === "run"));
+  nav.replaceChildren(link("#/", "Runs", ["runs", "run", "episodes"].includes(name)));
   if (studies) nav.append(link("#/studies", `Studies (${studies})`, name === "studies" || name === "study"));
 }
 
