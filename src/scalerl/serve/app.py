@@ -27,8 +27,10 @@ from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
+from scalerl.serve.api.handlers import Api
 from scalerl.serve.catalogue import Catalogue, Entry
 from scalerl.serve.curve_points import Array, marked_events, point_details
+from scalerl.serve.episodes import EpisodeRoutes
 from scalerl.serve.events import EventHub
 from scalerl.serve.guard import COOKIE, Guard, same_token
 from scalerl.serve.many_runs import ManyRuns
@@ -44,6 +46,7 @@ from scalerl.serve.queries import (
     compare_runs,
     content,
     fit_response,
+    unique_name,
 )
 from scalerl.serve.responses import (
     RequestError,
@@ -91,7 +94,7 @@ class Site:
         self._open_runs = OpenRunCache()
         self._studies = Studies(catalogue)
         self.many = ManyRuns(self)
-        self._pages = _pages()
+        self._pages = static_files()
         self.routes: list[Route] = []
         catalogue.publish = self.hub.publish
 
@@ -242,7 +245,7 @@ class Site:
         ids, left_out = [], []
         for entry in entries:
             try:
-                run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
+                run = unique_name(await self._run_on_axis(entry, q.axis), runs)
                 runs.append(run.replace(group=entry.group) if pool else run)
                 ids.append(entry.id)
             except (InputError, RequestError) as error:
@@ -322,7 +325,7 @@ class Site:
 
         runs: list[Run] = []
         for entry in entries:
-            run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
+            run = unique_name(await self._run_on_axis(entry, q.axis), runs)
             # Reports name their source, and no path of this machine.
             runs.append(run.replace(source=entry.source.place.name))
         records = []
@@ -406,16 +409,8 @@ def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
-def _unique_name(run: Run, others: Sequence[Run]) -> Run:
-    """The run under a name that no other has."""
-    names = {other.name for other in others}
-    name, count = run.name, 2
-    while name in names:
-        name, count = f"{run.name} #{count}", count + 1
-    return run if name == run.name else run.replace(name=name)
-
-
-def _pages() -> dict[str, bytes]:
+def static_files() -> dict[str, bytes]:
+    """The page's own files by name."""
     folder = files("scalerl.serve") / "static"
     found = {
         each.name: each.read_bytes()
@@ -433,6 +428,7 @@ def make_app(
     host: str = "127.0.0.1",
     token: str | None = None,
     origin: str | None = None,
+    cors: Sequence[str] = (),
 ) -> tuple[Guard, Site]:
     """The ASGI app behind its guard, and the site with its state."""
     site = Site(catalogue, token)
@@ -473,6 +469,8 @@ def make_app(
     }
     routes = [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     routes += [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+    routes += Api(site).routes()
+    routes += EpisodeRoutes(site).routes()
     if token is not None:
         routes.append(Route("/login", site.login_page, methods=["GET"]))
     site.routes = routes
@@ -484,4 +482,4 @@ def make_app(
         ),
     )
     app.router.redirect_slashes = False
-    return Guard(app, host, token, origin), site
+    return Guard(app, host, token, origin, cors), site

@@ -222,6 +222,20 @@ def forecast_for(f: Fit, q: Query) -> Forecast:
     )
 
 
+def forecast_values(run: Run, q: Query) -> dict[str, Any]:
+    """Fit and forecast of a run without the parts that take seconds."""
+    f = fitted(run, q)
+    ahead = forecast_for(f, q)
+    said = [*words.headline(ahead), *([words.law_begins(f)] if f.early else [])]
+    return {
+        "curve": drawn(f, q),
+        "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
+        "fit": f.to_dict(),
+        "forecast": forecast_results([ahead])[0],
+        "words": [s for s in said if s],
+    }
+
+
 def fit_response(run: Run, q: Query) -> dict[str, Any]:
     """Everything that the page shows about one run."""
     f = fitted(run, q)
@@ -393,6 +407,15 @@ def _compared(fits: Sequence[Fit], q: Query) -> dict[str, Any]:
             for f in fits
         ],
     }
+
+
+def unique_name(run: Run, others: Sequence[Run]) -> Run:
+    """The run under a name that no other has."""
+    names = {other.name for other in others}
+    name, count = run.name, 2
+    while name in names:
+        name, count = f"{run.name} #{count}", count + 1
+    return run if name == run.name else run.replace(name=name)
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:

@@ -7,6 +7,7 @@ import { pointTips, smallTips } from "./hover.js";
 import { annotateTools } from "./annotate.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
+import { tabs } from "./tabs.js";
 import { ago, parse, waits } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
@@ -54,7 +55,7 @@ export function runView(main, id) {
   const differs = el("div");
   const recipes = el("section", { hidden: true, "aria-labelledby": "beside" }, el("h3", { id: "beside" }, "Recipe beside another run's"), el("p", { class: "tools" }, beside), differs);
   main.replaceChildren(
-    el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said,
+    el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, tabs(id, "run"), sub, alarm, facts, said,
     el("section", { "aria-label": "Curve" },
       el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now", "Compute to forecast to, such as 50k or 2e12"), field("target", "target", "0.8", "A pass rate: when, and how likely, it is reached"), field("price", "price", "a unit", "What a unit of compute costs"), field("value", "value", "a point", "What a point of pass rate is worth: whether going on pays"), reset),
       box, readout,
