@@ -427,7 +427,7 @@ export class Chart {
 }
 
 // Ticks of a log axis: powers of ten, and parts of them where there is room.
-function ticks(low, high, room) {
+export function ticks(low, high, room) {
   const decades = Math.log10(high / low);
   const parts = decades < 1 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades * 3 <= room ? [1, 2, 5] : [1];
   const every = Math.max(1, Math.ceil(decades / Math.max(room, 1)));

@@ -36,7 +36,7 @@ export function metricsView(main) {
   const find = el("input", { type: "search", placeholder: "find a metric", "aria-label": "Find a metric", oninput: () => offer() });
   const options = el("div", { class: "options" });
   const picker = el("details", { class: "menu", ontoggle: () => { if (picker.open) offer(); } }, el("summary", {}, "metrics"), el("div", { class: "choices" }, find, options));
-  const keys = el("div", { class: "keys", "aria-label": "Runs" });
+  const keys = el("div", { class: "run-keys", role: "group", "aria-label": "Runs" });
   const grid = el("div", { class: "metrics" });
   const table = el("div", { class: "scroll" });
   main.replaceChildren(
@@ -121,7 +121,8 @@ export function metricsView(main) {
       const mine = lines(name), one = chartOf(name), m = meanings?.get(name);
       setText(one.unit, m?.unit || "");
       one.title.title = m?.meaning || "";
-      setText(one.none, mine.length ? "" : "not in the record of these runs");
+      const lost = state.logY && mine.some((line) => line.y.some((y) => y !== null && y <= 0));
+      setText(one.none, !mine.length ? "not in the record of these runs" : lost ? "values up to 0 are left out" : "");
       one.box.classList.toggle("empty-chart", !mine.length);
       one.chart.label = `${name} against ${unit}: ${mine.map((l) => `${l.name} ${last(l.y)}`).join(", ")}`;
       one.chart.show(mine, { logX: state.logX, logY: state.logY, unit, from: state.from, to: state.to });

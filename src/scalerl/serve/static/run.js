@@ -5,17 +5,22 @@ import { adopt, ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
 import { pointTips, smallTips } from "./hover.js";
 import { annotateTools } from "./annotate.js";
+import { healthPart } from "./health.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
 import { tabs } from "./tabs.js";
 import { ago, parse, waits } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
+// What a device-hour costs: no number of the fit.
+const HOUR = "hour";
 
 export function runView(main, id) {
   const { params } = here();
   const state = { axis: params.get("axis") || "", linear: params.get("linear") === "1", beside: params.get("beside") || "" };
   for (const key of NUMBERS) { const v = parse(params.get(key) || ""); state[key] = Number.isFinite(v) ? v : null; }
+  const cost = parse(params.get(HOUR) || "");
+  state.hour = Number.isFinite(cost) ? cost : null;
   let whole = null, latest = null, open = true, seen = "", step = null;
 
   // ---- the page
@@ -47,6 +52,7 @@ export function runView(main, id) {
   const when = el("output");
   const exports = el("span", { class: "exports" });
   const copy = el("button", { type: "button", onclick: async () => { try { await navigator.clipboard.writeText(location.href); setText(copy, "copied"); } catch { prompt("The link", location.href); } setTimeout(() => setText(copy, "copy link"), 1500); } }, "copy link");
+  const vitals = healthPart(id, state, () => keep());
   const notes = annotateTools(() => runs.has(id) ? [id] : [], () => notes.update());
   const inside = el("div", { id: "inside" }), answers = el("div", { id: "answers" });
   const pickStep = el("select", { "aria-label": "Answers of which validation", onchange: () => { step = pickStep.value || null; panels(); } });
@@ -61,7 +67,7 @@ export function runView(main, id) {
       box, readout,
       el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when),
       el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy)),
-    lead, notes.node,
+    lead, notes.node, vitals.node,
     el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
   );
   slider.id = "known";
@@ -74,7 +80,7 @@ export function runView(main, id) {
   // ---- state in the address
   function keep() {
     const numbers = Object.fromEntries(NUMBERS.map((k) => [k, state[k]]));
-    note("run", id, { ...numbers, axis: state.axis, linear: state.linear, beside: state.beside });
+    note("run", id, { ...numbers, [HOUR]: state.hour, axis: state.axis, linear: state.linear, beside: state.beside });
     links();
   }
 
@@ -106,6 +112,7 @@ export function runView(main, id) {
     points();
     fit(false);
     panels();
+    vitals.load();
     others();
   }
 
@@ -279,7 +286,7 @@ export function runView(main, id) {
     about(news.run);
     const now = `${news.run.version}`;
     if (now !== seen) { seen = now; grow(news); }
-    if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); }, 4000);
+    if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); vitals.load(); }, 4000);
   });
 
   function grow(news) {
@@ -298,5 +305,5 @@ export function runView(main, id) {
   }
 
   load();
-  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); hover.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); hover.close(); vitals.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
 }

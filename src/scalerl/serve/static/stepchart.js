@@ -1,6 +1,7 @@
 // A chart of one step metric of several runs: mean lines with the range of each stretch, smoothed or
 // not, on log axes or not. Drawn like chart.js: uPlot gives scales and axes.
 import { amount, el } from "./base.js";
+import { ticks } from "./chart.js";
 
 const COLOURS = 7, HEIGHT = 230;
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
@@ -84,8 +85,8 @@ export class StepChart {
     const font = "12px " + getComputedStyle(document.body).fontFamily;
     const axis = { stroke: ink, font, labelFont: font, ticks: { stroke: ink, width: 1, size: 4 } };
     const { logX, logY } = this.view;
-    // Of a log axis the powers of ten; all ticks where there is hardly one.
-    const tens = (_, vs) => { const kept = vs.map((v) => v && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? v : null); return kept.filter((v) => v !== null).length > 1 ? kept : vs; };
+    // uPlot would label every multiple of a power of ten.
+    const log = (room) => ({ splits: (_u, _i, low, high) => ticks(low, high, room), filter: (_, vs) => vs });
     this.plot = new uPlot({
       width: this.width(), height: HEIGHT, padding: [10, 12, 0, 0],
       series: [{}, { paths: () => null, points: { show: false } }],
@@ -97,8 +98,8 @@ export class StepChart {
         y: { distr: logY ? 3 : 1, range: () => { const r = this.range(); return [r.low, r.high]; } },
       },
       axes: [
-        { ...axis, grid: { show: false }, border: { show: true, stroke: ink, width: 1 }, size: 30, space: 60, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(logX ? { filter: tens } : {}) },
-        { ...axis, grid: { stroke: faint, width: 1 }, ticks: { show: false }, size: 54, space: 36, values: (_, vs) => vs.map((v) => v === null ? null : tick(v)), ...(logY ? { filter: tens } : {}) },
+        { ...axis, grid: { show: false }, border: { show: true, stroke: ink, width: 1 }, size: 30, space: 60, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(logX ? log(this.width() / 70) : {}) },
+        { ...axis, grid: { stroke: faint, width: 1 }, ticks: { show: false }, size: 54, space: 36, values: (_, vs) => vs.map((v) => v === null ? null : tick(v)), ...(logY ? log(5) : {}) },
       ],
       hooks: { draw: [(u) => this.paint(u)], setSelect: [(u) => this.selected(u)] },
     }, this.data(), this.box);
