@@ -49,3 +49,25 @@ def test_the_chosen_runs_of_a_copy_are_compared_where_that_is_in_it(open_page, c
     wait_for(lambda: page.locator(".chosen tbody tr").count() == 4)
     page.locator(".list .pick input").first.uncheck()
     wait_for(lambda: "not in this copy" in page.locator(".said").first.inner_text())
+
+
+def test_the_episodes_of_a_copy_are_filtered_without_a_server(open_page, copy, shot):
+    page = open_page(f"file://{copy}/index.html")
+    page.wait_for_selector(".list tbody tr")
+    link = page.get_by_role("link", name="first", exact=True).get_attribute("href")
+    run = link.rpartition("/")[2]
+
+    def listed(query):
+        page.goto(f"file://{copy}/index.html#/episodes/{run}{query}")
+        page.reload()
+        page.wait_for_selector(".episode-list li")
+        return page.locator(".episode-list li").count()
+
+    assert listed("") == 3
+    assert listed("?correct=false") == 2
+    assert listed("?finish=turns") == 1
+    assert listed("?text=AB%3D") == 3  # in the question
+    shot(page, "copy-episodes")
+    page.locator(".episode-list a").first.click()
+    page.locator(".reader .text").first.wait_for()
+    assert "ab=" in page.locator(".reader").inner_text()
