@@ -24,11 +24,16 @@ ROOT = Path(__file__).parents[2]
 REAL = ROOT / "docs" / "replication" / "heads" / "runs" / "loo-fp32-s0"
 DOCUMENT = openapi.document()
 EPISODES = importlib.util.find_spec("scalerl.serve.episodes") is not None
-#: Documented fields that no record here has: validations that failed, or that had several turns.
+#: Documented fields that no record here has: of validations that failed, or had several turns, and
+#: of episodes that could not be read.
 RARE = {
     "EvalLine": {"failed", "play", "downstream", "temperatures"},
     "EventLine": {"prompts", "answers", "branch", "changes", "reason", "why"},
     "SetScore": {"failed", "scored"},
+    "Episode": {"set", "problems"},
+    "EpisodeFacts": {"set"},
+    "EpisodePage": {"problems"},
+    "EpisodeHistograms": {"problems"},
 }
 
 

@@ -111,8 +111,12 @@ class PageCopy:
         for step in (self._ask(inside) or {}).get("answered", [])[-MAX_ANSWERED:]:
             self._get(f"{inside}?step={step}")
         if run["kind"] == "run":
-            parts = ("recipe", "steps", "evals", "events", "health", "system")
+            parts = ("recipe", "steps", "evals", "events", "system")
             self._get(*(f"/api/v1/runs/{key}/{part}" for part in parts))
+            health = f"/api/v1/runs/{key}/health"
+            # At a price of 1: the page multiplies.
+            if (found := self._ask(f"{health}?price=1")) is not None:
+                self._store(health, {health: found})
             self._step_metrics(key)
             self._episodes(run)
 

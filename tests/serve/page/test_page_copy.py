@@ -1,11 +1,14 @@
 """A copy of the page, opened from disk: no server, no script errors, the same views."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from made_records import add_play, made_run
-from serving import wait_for
+from serving import SRC, wait_for
 
 from made_study import made_study
-from scalerl.cli import main
 
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -16,7 +19,9 @@ def copy(tmp_path_factory):
     add_play(made_run(root / "runs" / "first", n=21, steps=100, answer=EVIL, warning=EVIL))
     made_run(root / "runs" / "second", n=21, steps=100, seed=1)
     made_study(root / "runs" / "study", variants=2, seeds=1, evals=11, steps=20)
-    assert main(["serve", str(root / "runs"), "--export", str(root / "out")]) == 0
+    # A process of its own, as for a user: this one has the event loop of the browser.
+    command = [sys.executable, "-m", "scalerl", "serve", root / "runs", "--export", root / "out"]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(SRC)})
     return root / "out"
 
 
