@@ -12,7 +12,7 @@ from made_records import add_play, made_run
 from serving import Page
 
 from made_study import made_study
-from scalerl.runs.lines import GpuSample, SystemLine
+from scalerl.runs.lines import GpuSample, Staleness, SystemLine
 from scalerl.runs.store import RunStore
 from scalerl.serve.api import openapi
 from scalerl.serve.api.declare import PREFIX
@@ -356,3 +356,20 @@ def test_health_of_an_environment_and_of_a_machine(page):
     assert found["environment"]["tool_failures"] == pytest.approx(0.1 / 1.5)
     assert found["system"]["gpus"] == [{"busy": 0.9, "memory_used": 1, "memory_total": 2}]
     assert found["cost"] is None
+
+
+@pytest.mark.skipif(
+    "kl" not in Staleness.__dataclass_fields__, reason="steps have no KL of each lag here"
+)
+def test_the_divergence_of_each_lag_is_the_mean_over_its_tokens(tmp_path):
+    run = made_run(tmp_path / "run", n=8, steps=20)
+    ages = [({"0": 10, "1": 30}, {"0": 0.1, "1": 0.4}), ({"1": 10}, {"1": 0.8}), ({"1": 5}, None)]
+    with (run / "steps.jsonl").open("a") as file:
+        for step, (histogram, kl) in enumerate(ages, start=21):
+            staleness = {"mean": 1.0, "max": 1, "histogram": histogram, "kl": kl}
+            file.write(json.dumps({"step": step, "staleness": staleness}) + "\n")
+    page = Page(tmp_path)
+    (key,) = ids(page).values()
+    lags = get(page, f"/runs/{key}/health", last=3)["staleness"]["lags"]
+    assert [(lag["lag"], lag["tokens"]) for lag in lags] == [(0, 10), (1, 45)]
+    assert [lag["kl"] for lag in lags] == pytest.approx([0.1, (30 * 0.4 + 10 * 0.8) / 40])
