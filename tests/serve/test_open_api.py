@@ -3,13 +3,16 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
 from jsonschema import Draft202012Validator
 from made_records import add_play, made_run
-from serving import Page
+from serving import Page, process, wait_for
+from serving import get as read
 
 from made_study import made_study
 from scalerl.runs.lines import GpuSample, Staleness, SystemLine
@@ -274,6 +277,18 @@ def test_a_forecast_has_the_numbers_of_the_page(page):
     theirs = page.ask("/api/fit", {"run": key, "window": [2e11, 2e12], "axis": "flops"}).json()
     assert mine["curve"] == theirs["curve"] and mine["facts"] == theirs["facts"]
     assert all(theirs["fit"][name] == value for name, value in mine["fit"].items())
+
+
+def test_the_script_of_the_docs_works_as_it_stands(tmp_path):
+    made_run(tmp_path / "first", n=12, steps=40)
+    text = (ROOT / "docs/how-to/build-on-the-api.md").read_text(encoding="utf-8")
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    with process(tmp_path) as (address, _):
+        wait_for(lambda: json.loads(read(address, "/api/v1/runs")[2])["runs"][0]["points"])
+        here = script.replace("http://127.0.0.1:8642/", address)
+        done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("first 0.") and "probability" in done.stdout
 
 
 # -- metrics --------------------------------------------------------------------------------------

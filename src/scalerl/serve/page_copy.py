@@ -96,9 +96,11 @@ class PageCopy:
         self._get("/api/recipes", "/api/steps/metrics", "/api/views")
         ids = [run["id"] for run in runs if run["points"]]
         if 1 < len(ids) <= MAX_RUNS:
-            found = self._ask("/api/compare", {"runs": ids})
-            if found is not None:
-                self._store("comparison", {f"compare {','.join(sorted(ids))}": found})
+            for name, more in (("", {}), (" pooled", {"pool": True})):
+                found = self._ask("/api/compare", {"runs": ids, **more})
+                if found is not None:
+                    key = f"compare {','.join(sorted(ids))}{name}"
+                    self._store(key, {key: found})
 
     def _one_run(self, run: dict[str, Any]) -> None:
         key = run["id"]

@@ -48,8 +48,8 @@ export async function answer(path, body) {
 // Fits of the whole run on its own axis, and verdicts on all runs together, were stored; what the
 // page adds to be quick makes no difference.
 function question(place, body) {
-  const { quick, run, runs, ...more } = body;
-  const key = place === "/api/fit" ? `fit ${run}` : `compare ${[...(runs || [])].sort().join()}`;
+  const { quick, run, runs, pool, ...more } = body;
+  const key = place === "/api/fit" ? `fit ${run}` : `compare ${[...(runs || [])].sort().join()}${pool ? " pooled" : ""}`;
   return Object.values(more).some((value) => value !== null && value !== false) ? `${key} otherwise` : key;
 }
 
