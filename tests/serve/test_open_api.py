@@ -3,16 +3,19 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
 from jsonschema import Draft202012Validator
 from made_records import add_play, made_run
-from serving import Page
+from serving import Page, process, wait_for
+from serving import get as read
 
 from made_study import made_study
-from scalerl.runs.lines import GpuSample, SystemLine
+from scalerl.runs.lines import GpuSample, Staleness, SystemLine
 from scalerl.runs.store import RunStore
 from scalerl.serve.api import openapi
 from scalerl.serve.api.declare import PREFIX
@@ -24,11 +27,16 @@ ROOT = Path(__file__).parents[2]
 REAL = ROOT / "docs" / "replication" / "heads" / "runs" / "loo-fp32-s0"
 DOCUMENT = openapi.document()
 EPISODES = importlib.util.find_spec("scalerl.serve.episodes") is not None
-#: Documented fields that no record here has: validations that failed, or that had several turns.
+#: Documented fields that no record here has: of validations that failed, or had several turns, and
+#: of episodes that could not be read.
 RARE = {
     "EvalLine": {"failed", "play", "downstream", "temperatures"},
     "EventLine": {"prompts", "answers", "branch", "changes", "reason", "why"},
     "SetScore": {"failed", "scored"},
+    "Episode": {"set", "problems"},
+    "EpisodeFacts": {"set"},
+    "EpisodePage": {"problems"},
+    "EpisodeHistograms": {"problems"},
 }
 
 
@@ -271,6 +279,18 @@ def test_a_forecast_has_the_numbers_of_the_page(page):
     assert all(theirs["fit"][name] == value for name, value in mine["fit"].items())
 
 
+def test_the_script_of_the_docs_works_as_it_stands(tmp_path):
+    made_run(tmp_path / "first", n=12, steps=40)
+    text = (ROOT / "docs/how-to/build-on-the-api.md").read_text(encoding="utf-8")
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    with process(tmp_path) as (address, _):
+        wait_for(lambda: json.loads(read(address, "/api/v1/runs")[2])["runs"][0]["points"])
+        here = script.replace("http://127.0.0.1:8642/", address)
+        done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("first 0.") and "probability" in done.stdout
+
+
 # -- metrics --------------------------------------------------------------------------------------
 
 
@@ -351,3 +371,20 @@ def test_health_of_an_environment_and_of_a_machine(page):
     assert found["environment"]["tool_failures"] == pytest.approx(0.1 / 1.5)
     assert found["system"]["gpus"] == [{"busy": 0.9, "memory_used": 1, "memory_total": 2}]
     assert found["cost"] is None
+
+
+@pytest.mark.skipif(
+    "kl" not in Staleness.__dataclass_fields__, reason="steps have no KL of each lag here"
+)
+def test_the_divergence_of_each_lag_is_the_mean_over_its_tokens(tmp_path):
+    run = made_run(tmp_path / "run", n=8, steps=20)
+    ages = [({"0": 10, "1": 30}, {"0": 0.1, "1": 0.4}), ({"1": 10}, {"1": 0.8}), ({"1": 5}, None)]
+    with (run / "steps.jsonl").open("a") as file:
+        for step, (histogram, kl) in enumerate(ages, start=21):
+            staleness = {"mean": 1.0, "max": 1, "histogram": histogram, "kl": kl}
+            file.write(json.dumps({"step": step, "staleness": staleness}) + "\n")
+    page = Page(tmp_path)
+    (key,) = ids(page).values()
+    lags = get(page, f"/runs/{key}/health", last=3)["staleness"]["lags"]
+    assert [(lag["lag"], lag["tokens"]) for lag in lags] == [(0, 10), (1, 45)]
+    assert [lag["kl"] for lag in lags] == pytest.approx([0.1, (30 * 0.4 + 10 * 0.8) / 40])

@@ -59,7 +59,16 @@ def test_a_copy_needs_nothing_from_elsewhere(copy):
 def test_every_module_of_the_page_can_be_joined():
     files = static_files()
     script = joined(files, "app.js")
-    assert script.count("modules[\"") >= 12
+    assert script.count('modules["') >= 12
+
+
+def test_a_module_that_is_imported_later_is_there_before_the_first_runs():
+    entry = b'import { one } from "./b.js";\nimport("./c.js").then(({ two }) => two(one));\n'
+    later = b'import { one } from "./b.js";\nexport const two = (n) => n + one;\n'
+    script = joined({"a.js": entry, "b.js": b"export const one = 1;\n", "c.js": later}, "a.js")
+    order = [script.index(f'modules["{name}"] =') for name in ("b.js", "c.js", "a.js")]
+    assert order == sorted(order)
+    assert 'Promise.resolve(modules["c.js"]).then' in script and "import(" not in script
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,11 @@ class PageCopy:
         self._get("/api/recipes", "/api/steps/metrics", "/api/views")
         ids = [run["id"] for run in runs if run["points"]]
         if 1 < len(ids) <= MAX_RUNS:
-            found = self._ask("/api/compare", {"runs": ids})
-            if found is not None:
-                self._store("comparison", {f"compare {','.join(sorted(ids))}": found})
+            for name, more in (("", {}), (" pooled", {"pool": True})):
+                found = self._ask("/api/compare", {"runs": ids, **more})
+                if found is not None:
+                    key = f"compare {','.join(sorted(ids))}{name}"
+                    self._store(key, {key: found})
 
     def _one_run(self, run: dict[str, Any]) -> None:
         key = run["id"]
@@ -111,8 +113,12 @@ class PageCopy:
         for step in (self._ask(inside) or {}).get("answered", [])[-MAX_ANSWERED:]:
             self._get(f"{inside}?step={step}")
         if run["kind"] == "run":
-            parts = ("recipe", "steps", "evals", "events", "health", "system")
+            parts = ("recipe", "steps", "evals", "events", "system")
             self._get(*(f"/api/v1/runs/{key}/{part}" for part in parts))
+            health = f"/api/v1/runs/{key}/health"
+            # At a price of 1: the page multiplies.
+            if (found := self._ask(f"{health}?price=1")) is not None:
+                self._store(health, {health: found})
             self._step_metrics(key)
             self._episodes(run)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 #: An import of names from a module beside it.
 IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"\./([\w.]+)";[^\n]*\n', re.MULTILINE)
+#: An import of a whole module when it is needed.
+LATER = re.compile(r'\bimport\("\./([\w.]+)"\)')
 #: A name that a module exports where it declares it.
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class) +(\w+))", re.MULTILINE)
 
@@ -30,9 +32,14 @@ def joined(files: Mapping[str, bytes], entry: str) -> str:
     <BLANKLINE>
     """
     exports: dict[str, list[str]] = {}
-    parts = ['"use strict";\nconst modules = {};\n']
+    parts: list[str] = []
     _add(files, entry, exports, parts, ())
-    return "".join(parts)
+    # What is imported later has to be there before the entry runs, which may ask for it at once.
+    last, later = parts.pop(), sorted(set(LATER.findall("".join(parts) + files[entry].decode())))
+    for name in later:
+        _add(files, name, exports, parts, ())
+    script = "".join(['"use strict";\nconst modules = {};\n', *parts, last])
+    return LATER.sub(r'Promise.resolve(modules["\1"])', script)
 
 
 def _add(

@@ -1,11 +1,14 @@
 """A copy of the page, opened from disk: no server, no script errors, the same views."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from made_records import add_play, made_run
-from serving import wait_for
+from serving import SRC, wait_for
 
 from made_study import made_study
-from scalerl.cli import main
 
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -16,7 +19,9 @@ def copy(tmp_path_factory):
     add_play(made_run(root / "runs" / "first", n=21, steps=100, answer=EVIL, warning=EVIL))
     made_run(root / "runs" / "second", n=21, steps=100, seed=1)
     made_study(root / "runs" / "study", variants=2, seeds=1, evals=11, steps=20)
-    assert main(["serve", str(root / "runs"), "--export", str(root / "out")]) == 0
+    # A process of its own, as for a user: this one has the event loop of the browser.
+    command = [sys.executable, "-m", "scalerl", "serve", root / "runs", "--export", root / "out"]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(SRC)})
     return root / "out"
 
 
@@ -49,3 +54,25 @@ def test_the_chosen_runs_of_a_copy_are_compared_where_that_is_in_it(open_page, c
     wait_for(lambda: page.locator(".chosen tbody tr").count() == 4)
     page.locator(".list .pick input").first.uncheck()
     wait_for(lambda: "not in this copy" in page.locator(".said").first.inner_text())
+
+
+def test_the_episodes_of_a_copy_are_filtered_without_a_server(open_page, copy, shot):
+    page = open_page(f"file://{copy}/index.html")
+    page.wait_for_selector(".list tbody tr")
+    link = page.get_by_role("link", name="first", exact=True).get_attribute("href")
+    run = link.rpartition("/")[2]
+
+    def listed(query):
+        page.goto(f"file://{copy}/index.html#/episodes/{run}{query}")
+        page.reload()
+        page.wait_for_selector(".episode-list li")
+        return page.locator(".episode-list li").count()
+
+    assert listed("") == 3
+    assert listed("?correct=false") == 2
+    assert listed("?finish=turns") == 1
+    assert listed("?text=AB%3D") == 3  # in the question
+    shot(page, "copy-episodes")
+    page.locator(".episode-list a").first.click()
+    page.locator(".reader .text").first.wait_for()
+    assert "ab=" in page.locator(".reader").inner_text()

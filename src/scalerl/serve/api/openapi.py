@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from scalerl.files import to_json
@@ -46,6 +47,7 @@ def document() -> dict[str, Any]:
     }  # fmt: skip
 
 
+@cache
 def text() -> str:
     """The document as it is committed in docs/reference/openapi.json."""
     return to_json(document(), indent=1, ascii_only=False) + "\n"

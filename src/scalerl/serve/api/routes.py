@@ -67,7 +67,7 @@ METRIC = fields_of("What a metric means.", {
     "file": text("where it is: `steps` or `evals`", enum=["steps", "evals"]),
     "definition": text("what it is, in one sentence"),
     "unit": text("its unit"),
-    "kind": text("`number`, `integer`, or `histogram`: an object of bin → count",
+    "kind": text("`number`, `integer`, or `histogram`: an object of bin → number",
                  enum=["number", "integer", "histogram"]),
 })  # fmt: skip
 

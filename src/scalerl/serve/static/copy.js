@@ -23,10 +23,11 @@ function file(name) {
 }
 
 const missing = (why) => Object.assign(new Error(why), { fromServer: true });
+const SETTLED = ["points", "limit", "last", "sort"];
 const LEFT_OUT = "is not in this copy: scalerl serve has it.";
 
 async function stored(key) {
-  if (!(key in index.files)) throw missing(`${key.startsWith("fit ") || key.startsWith("compare ") ? "This fit" : "This"} ${LEFT_OUT}`);
+  if (!(key in index.files)) throw missing(`${key.startsWith("fit ") || key.startsWith("compare ") ? "This fit or comparison" : "This"} ${LEFT_OUT}`);
   await file(index.files[key]);
   return structuredClone(known.get(key));
 }
@@ -37,15 +38,18 @@ export async function answer(path, body) {
   const episodes = /^\/api\/v1\/runs\/([^/]+)\/(?:episodes(?:\/(.+))?|prompts\/(.+)\/episodes)$/.exec(place);
   if (episodes) return ofEpisodes(episodes, params);
   if (place === "/api/steps") return ofSteps(params);
+  if (/^\/api\/v1\/runs\/[^/]+\/health$/.test(place)) return ofHealth(place, Number(params.get("price") || 0));
   if (body !== undefined) return stored(question(place, body));
-  return stored(path in index.files ? path : place);
+  // How many points, and means over how many steps, was settled when the copy was made.
+  const asked = [...params].some(([name, value]) => value && !SETTLED.includes(name));
+  return stored(asked || path in index.files ? path : place);
 }
 
 // Fits of the whole run on its own axis, and verdicts on all runs together, were stored; what the
 // page adds to be quick makes no difference.
 function question(place, body) {
-  const { quick, run, runs, ...more } = body;
-  const key = place === "/api/fit" ? `fit ${run}` : `compare ${[...(runs || [])].sort().join()}`;
+  const { quick, run, runs, pool, ...more } = body;
+  const key = place === "/api/fit" ? `fit ${run}` : `compare ${[...(runs || [])].sort().join()}${pool ? " pooled" : ""}`;
   return Object.values(more).some((value) => value !== null && value !== false) ? `${key} otherwise` : key;
 }
 
@@ -61,6 +65,13 @@ async function ofEpisodes([, run, one, prompt], params) {
     found = matching(found, params, whole);
   }
   return one ? histogramsOf(facts, found) : pageOf(facts, found, params, prompt ? "oldest" : "newest");
+}
+
+// Costs were stored at a price of 1.
+async function ofHealth(place, price) {
+  const found = await stored(place);
+  const cost = found.cost && price > 0 ? Object.fromEntries(Object.entries(found.cost).map(([name, value]) => [name, value === null ? null : value * price])) : null;
+  return { ...found, cost };
 }
 
 // Step metrics of several runs, each stored with all its metrics.

@@ -79,7 +79,7 @@ export function histogramsOf(all, found) {
   const word = (value) => value === null ? "none" : String(value);
   return {
     total: all.length, matched: found.length, complete: true,
-    reward: histogram(all, found, "reward"), length: histogram(all, found, "tokens"),
+    reward: histogram(all, found, "reward"), length: histogram(all, found, "tokens"), step: histogram(all, found, "step"),
     by: { finish: countsBy(found, (e) => e.finish), task: countsBy(found, (e) => e.task), source: countsBy(found, (e) => e.source), correct: countsBy(found, (e) => word(e.correct)) },
   };
 }
