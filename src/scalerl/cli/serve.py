@@ -18,7 +18,8 @@ def add(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Serve a page that shows runs and their forecasts while they are training: runs of "
         "scalerl, logs of other frameworks, studies. It reads the given directories and writes "
-        "nothing into them. The first line that is printed is its address. End it with Ctrl-C."
+        "nothing into them but pins, tags and notes, into .scalerl-page.json. The first line that "
+        "is printed is its address. End it with Ctrl-C."
     )
     command.epilog = "Example: scalerl serve runs/ --open"
     command.add_argument(
