@@ -53,7 +53,8 @@ def opened(open_page, address, view="#/", **more):
 SHIFTS = """
     window.shifted = 0;
     new PerformanceObserver((list) => {
-        for (const each of list.getEntries()) if (!each.hadRecentInput) window.shifted += each.value;
+        for (const each of list.getEntries())
+            if (!each.hadRecentInput) window.shifted += each.value;
     }).observe({ type: "layout-shift", buffered: true });
 """
 
