@@ -253,7 +253,7 @@ def _cell(column: Column, each: StudyRow) -> TableCell:
     if cell.empty:
         return TableCell(number=math.nan, notes=cell.notes)
     show = words.NUMBER_FORMATS.get(column.format, str)
-    detail = "" if cell.interval is None else " to ".join(map(show, cell.interval))
+    detail = "" if cell.interval is None else words.to(cell.interval, show)
     return TableCell(
         cell.text or show(cell.number or 0.0),
         detail,

@@ -3,7 +3,7 @@ import { Chart, swatch } from "./chart.js";
 import { amount, el, short } from "./base.js";
 import { ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
-import { runs } from "./live.js";
+import { received, runs } from "./live.js";
 import { link } from "./place.js";
 import { parse } from "./words.js";
 
@@ -37,6 +37,8 @@ export function overlay(section, state, keep) {
   const follow = following(
     async () => {
       const begun = performance.now();
+      // The verdict of before is not that of the window under the pointer.
+      lead.classList.add("busy");
       try {
         const found = await ask("/api/compare", question(true));
         if (!chart) return;
@@ -70,7 +72,8 @@ export function overlay(section, state, keep) {
   // With other runs, another axis, or new points.
   async function show() {
     const ids = chosen();
-    section.hidden = !ids.length;
+    // Before the list is there, a link's choice of runs is unknown: its room is kept.
+    section.hidden = !ids.length && (received.list || !state.with.size);
     if (!ids.length) { close(); return; }
     if (!chart) build();
     if (state.budget !== null && document.activeElement !== budget) budget.value = amount(state.budget);
