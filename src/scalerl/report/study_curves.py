@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
+from scalerl.report.blocks import Block, BlockGroup, Drawing, Paragraph
 from scalerl.report.series import (
     BEYOND_HELD,
     Array,
@@ -121,7 +121,7 @@ def small_multiples(
 ) -> list[Block]:
     """A small chart per variant, all with the same axes; `notes` stand beside the name."""
     if not curves:
-        return []
+        return [Paragraph("There is nothing to draw yet.")]
     axes = _axes(curves)
     main = next((c for c in curves if c.name == reference), None)
     drawn = [_small(c, main, axes, notes.get(c.name, "")) for c in curves]
@@ -130,7 +130,6 @@ def small_multiples(
         "which are not fitted. The dotted grey line is the reference."
     )
     return [
-        Heading("Each variant against the reference", 3),
         BlockGroup(drawn, "small-charts variants"),
         Paragraph(legend, "small"),
     ]

@@ -2,8 +2,10 @@
 // and the canvas; curves, bands and points are drawn onto it here.
 import { amount, el, short } from "./base.js";
 
-// Colours --c0 to --c6 of the style sheet; runs beyond the seventh repeat them.
-const COLOURS = 7;
+// Colours --c0 to --c13 of the style sheet; runs beyond the last are grey: no colour is used twice.
+const COLOURS = 14;
+// Shapes of points.
+const SHAPES = 7;
 // Up to this many curves are named at their end; more are drawn thin, without bands.
 export const NAMED = 6;
 // Pixels right of the axes for names, where the chart is wide enough for them.
@@ -19,13 +21,14 @@ const distinct = (labels) => labels.map((text, i) => i && text === labels[i - 1]
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const clear = (colour, share) => `color-mix(in srgb, ${colour} ${share}%, transparent)`;
-const colourOf = (i) => css(`--c${i % COLOURS}`);
+const nameOf = (i) => i < COLOURS ? `--c${i}` : "--muted";
+const colourOf = (i) => css(nameOf(i));
 
 // Each run has a shape as well as a colour, so that colour-blind readers can tell them apart.
 // An SVG path: the canvas takes it as well.
 function mark(i, x, y, r) {
   const s = r * 0.9, t = r * 1.2;
-  switch (i % COLOURS) {
+  switch (i % SHAPES) {
     case 1: return `M${x - s} ${y - s}h${2 * s}v${2 * s}h${-2 * s}z`;
     case 2: return `M${x} ${y - t}l${t} ${t}l${-t} ${t}l${-t} ${-t}z`;
     case 3: return `M${x} ${y - t}l${t} ${2 * s}h${-2 * t}z`;
@@ -37,7 +40,7 @@ function mark(i, x, y, r) {
 }
 
 export function swatch(i) {
-  const colour = `var(--c${i % COLOURS})`;
+  const colour = `var(${nameOf(i)})`;
   return el("*svg", { width: 14, height: 12, "aria-hidden": "true" },
     el("*path", { d: `M0 6h14${mark(i, 7, 6, 3.6)}`, stroke: colour, fill: colour, "stroke-width": 1.6 }));
 }

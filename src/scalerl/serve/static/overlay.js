@@ -74,6 +74,9 @@ export function overlay(section, state, keep) {
     const ids = chosen();
     // Before the list is there, a link's choice of runs is unknown: its room is kept.
     section.hidden = !ids.length && (received.list || !state.with.size);
+    // A row of the table for each run, and what is above it: the list below must not move later.
+    const phone = matchMedia("(max-width: 46rem)").matches;
+    section.style.minHeight = `${(phone ? 760 : 560) + (phone ? 62 : 52) * state.with.size}px`;
     if (!ids.length) { close(); return; }
     if (!chart) build();
     if (state.budget !== null && document.activeElement !== budget) budget.value = amount(state.budget);

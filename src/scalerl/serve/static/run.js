@@ -28,7 +28,7 @@ export function runView(main, id) {
   const title = el("h1", {}, runs.get(id)?.name || "…");
   const sub = el("p", { class: "sub", role: "status" });
   const alarm = el("div", { class: "alarm", role: "alert", hidden: true });
-  const facts = el("dl", { class: "facts", "aria-live": "polite" });
+  const facts = el("dl", { class: "facts filling", "aria-live": "polite" });
   const lead = el("p", { class: "lead answer" });
   const said = el("p", { class: "said", role: "status" });
   const readout = el("p", { class: "small readout-line", "aria-live": "off" });
@@ -62,19 +62,16 @@ export function runView(main, id) {
   const differs = el("div");
   const recipes = el("section", { hidden: true, "aria-labelledby": "beside" }, el("h3", { id: "beside" }, "Recipe beside another run's"), el("p", { class: "tools" }, beside), differs);
   const past = el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when);
-  // Room is kept for the numbers and the chart; what is below them comes when they are there, so
-  // that nothing moves while the page fills.
+  // Room is kept for the numbers and the chart; they are shown together with the first answer, and
+  // what is below them after that, so that nothing moves while the page fills.
   const below = el("div", { hidden: true },
     lead,
     el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes);
-  main.replaceChildren(
-    el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said,
-    el("section", { "aria-label": "Curve" },
+  const above = el("section", { "aria-label": "Curve", class: "filling" },
       el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now", "Compute to forecast to, such as 50k or 2e12"), field("target", "target", "0.8", "A pass rate: when, and how likely, it is reached"), field("price", "price", "a unit", "What a unit of compute costs"), field("value", "value", "a point", "What a point of pass rate is worth: whether going on pays"), reset),
       wrong, box, readout, past,
-      el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy)),
-    below,
-  );
+      el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy));
+  main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said, above, below);
   slider.id = "known";
   const chart = new Chart(box, { moved, label: "Pass rate against compute, with the fitted law, its band and the forecast" });
   window.runChart = chart;
@@ -104,6 +101,11 @@ export function runView(main, id) {
     said.classList.toggle("calm", calm);
   }
 
+  function filled() {
+    for (const each of [facts, above]) each.classList.remove("filling");
+    below.hidden = false;
+  }
+
   // ---- data
   async function load() {
     keep();
@@ -111,6 +113,7 @@ export function runView(main, id) {
       whole = await ask(`/api/runs/${id}${state.axis ? `?axis=${encodeURIComponent(state.axis)}` : ""}`);
     } catch (error) {
       say(error.fromServer ? error.message : "The server does not answer.");
+      filled();
       return;
     }
     if (!open) return;
@@ -127,8 +130,8 @@ export function runView(main, id) {
   // The points as they are, until an answer has more; and where the sliders may go.
   function points() {
     const curve = whole.curve;
-    below.hidden = !latest && Boolean(curve);
     if (!curve) {
+      filled();
       const none = "0 of 5 validations. New ones appear here by themselves; the first forecast comes with the fifth.";
       say(whole.problem || none, !whole.problem);
       return;
@@ -183,12 +186,12 @@ export function runView(main, id) {
         say("");
         tell(found);
         draw();
-        below.hidden = false;
+        filled();
         measured(begun);
       } catch (error) {
         if (!open) return;
         say(error.fromServer ? error.message : "");
-        below.hidden = false;
+        filled();
         if (error.fromServer) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
       } finally { facts.classList.remove("stale"); }
     },
