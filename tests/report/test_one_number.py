@@ -12,30 +12,25 @@ from scalerl.report.html import write_report
 from scalerl.report.page import facts
 from scalerl.report.series import quick_curve, series
 from scalerl.report.sorting import FORECAST, sort_by
+from scalerl.report.table import number_cell
 from scalerl.report.terminal import forecast_table
-from scalerl.runs.record import Run
-
-
-def perfect():
-    """A fit of a run that solves everything."""
-    c = np.geomspace(10.0, 4000.0, 40)
-    score = 1.0 - 0.9 / (1.0 + (c / 40.0) ** 3)
-    return fit(Run("perfect", compute=c, score=score, n_eval=np.full(40, 4000.0), x_kind="steps"))
 
 
 def test_a_ceiling_of_one_is_not_an_interval_of_one_number():
-    f = perfect()
-    assert min(f.interval("A")) > 0.9995
-    # As for a fit that may quote its ceiling, whatever the rules for that are.
-    value, spread = words.ceiling_and_range(replace(f, identified=True))
+    fitted = known()
+    sure = replace(fitted.predictive.posterior.draws, a=np.linspace(0.99962, 0.99999, 4000))
+    sure = replace(sure, r0=np.full(4000, 0.1), log_mid=np.full(4000, np.log(50.0)))
+    posterior = replace(fitted.predictive.posterior, draws=sure, u_end=np.zeros(4000))
+    predictive = replace(fitted.predictive, posterior=posterior)
+    f = replace(fitted, identified=True, predictive=predictive, params={**fitted.params, "A": 1.0})
+    value, spread = words.ceiling_and_range(f)
     assert value == "1.000" and spread.startswith("0.999") and spread.endswith(" or more")
-    assert "1.000 to 1.000" not in " ".join(words.headline(forecast(f)))
-    assert "[1.000, 1.000]" not in forecast_table([forecast(f)])
-
-
-def test_no_page_has_an_interval_of_one_number(tmp_path):
-    write_report([perfect()], tmp_path)
-    assert "1.000 to 1.000" not in (tmp_path / "report.md").read_text()
+    assert "1.000 to 1.000" not in words.ceiling_in_words(f)
+    assert (
+        words.to((0.99962, 1.0)) == "0.9996 or more" and words.to((0.99, 1.0)) == "0.990 to 1.000"
+    )
+    cell = number_cell(1.0, (0.9998, 1.0), words.score)
+    assert cell.to_text() == "1.000 [0.9998 or more]"
 
 
 def test_a_run_in_decline_has_no_gain_anywhere(tmp_path):
@@ -63,8 +58,8 @@ def test_the_fitted_score_of_now_stands_beside_the_measured_one():
 def test_a_forecast_near_the_last_evaluation_is_made_there():
     """At twice the window it would be a second number beside the score that was measured."""
     run = climbing(n=41, last=100_000.0)
-    half = fit(run, hi=50_000.0)
-    assert half.end < 50_000 and default_compute(half) == run.compute[-1]
+    half = fit(run, hi=52_000.0)
+    assert half.end < 52_000 and default_compute(half) == run.compute[-1]
     ahead = forecast(half)
     assert ahead.at.median[0] == ahead.measured.median
     early = fit(run, hi=10_000.0)

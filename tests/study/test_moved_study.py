@@ -10,7 +10,7 @@ from scalerl.cli import main
 from scalerl.recipe.diff import allowed_changes
 from scalerl.runs.store import RunStore
 
-RIVAL = 'name = "rival"\nover = "scalerl"\n[optimiser]\nlr = 3e-4\n'
+RIVAL = 'name = "rival"\nover = "scalerl"\n[loss]\nratio_cap = 4.0\n'
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def moved(tmp_path, monkeypatch):
 def test_a_moved_study_is_read_and_reported(moved, tmp_path, capsys):
     study = Study(moved)
     assert list(study.variants) == ["scalerl+tiny", "rival+tiny", "model-1x64"]
-    assert study.differs("rival+tiny") == {"optimiser.lr": 3e-4}
+    assert study.differs("rival+tiny") == {"loss.ratio_cap": 4.0}
     assert main(["report", str(moved), "-o", str(tmp_path / "page")]) == 0
     assert "rival+tiny" in (tmp_path / "page" / "report.md").read_text()
 

@@ -4,6 +4,8 @@ the handles and the sentence are of one question."""
 import json
 import math
 import random
+import re
+from pathlib import Path
 
 import pytest
 from made_records import made_run
@@ -11,6 +13,7 @@ from serving import process, wait_for
 from test_page import fact, open_run, taken, until
 
 from made_study import made_study
+from scalerl.cli import main
 
 #: Largest sum of layout shifts of a page while it loads: web.dev calls up to 0.1 good.
 MOST_SHIFT = 0.1
@@ -183,3 +186,14 @@ def test_a_young_run_shows_its_points_and_what_is_missing(open_page, address, id
     page.goto(address)
     row = page.locator(".list tbody tr", has_text="young")
     wait_for(lambda: "1 of 5 validations" in row.inner_text())
+
+
+def test_a_study_of_many_runs_prints_on_four_sheets(browser, tmp_path):
+    recipes = Path(__file__).parents[3] / "docs" / "replication" / "recipes"
+    assert main(["report", str(recipes), "-o", str(tmp_path)]) == 0
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    printed = page.pdf(prefer_css_page_size=True)
+    page.close()
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) <= 4
+    assert b"/MediaBox [0 0 594.9" in printed, "A4, in points"
