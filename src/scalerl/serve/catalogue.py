@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curves.fit import fit
-from scalerl.curves.forecast import forecast
+from scalerl.curves.fit import TooFewPoints, fit
+from scalerl.curves.forecast import Forecast, forecast
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report.words import KIND, ceiling_and_range
+from scalerl.report.words import KIND, ceiling_and_range, so_far
 from scalerl.runs.record import Run
 from scalerl.serve.annotations import NONE, Annotation, Annotations
 from scalerl.serve.discovery import Place, Roots
@@ -162,9 +162,16 @@ def list_forecast(run: Run) -> dict[str, Any]:
         "interval": [low, high],
         "alarm": f.alarm,
         "at": at,
-        "next_doubling": ahead.next_doubling.to_dict(),
+        "next_doubling": next_doubling(ahead),
         "warnings": list(f.warnings),
     }
+
+
+def next_doubling(ahead: Forecast) -> dict[str, Any]:
+    """The gain of the next doubling; of a run in decline without numbers, so that it stands last
+    where the list is sorted by its gain."""
+    found = ahead.next_doubling.to_dict()
+    return found if ahead.fit.alarm is None else found | {"gain": None, "interval": None}
 
 
 class Catalogue:
@@ -388,6 +395,8 @@ class Catalogue:
             assert run is not None
             try:
                 found, problem = list_forecast(run), None
+            except TooFewPoints as error:
+                found, problem = None, so_far(error.points)
             except InputError as error:
                 found, problem = None, self.roots.without_paths(str(error))
             entry.forecast, entry.problem = found, problem

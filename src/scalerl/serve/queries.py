@@ -15,9 +15,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+
 from scalerl.curves.arms import joined
 from scalerl.curves.compare import comparable, compare
-from scalerl.curves.fit import fit
+from scalerl.curves.fit import MIN_POINTS, TooFewPoints, fit
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
@@ -238,11 +240,17 @@ def forecast_values(run: Run, q: Query) -> dict[str, Any]:
 
 def fit_response(run: Run, q: Query) -> dict[str, Any]:
     """Everything that the page shows about one run."""
-    f = fitted(run, q)
+    try:
+        f = fitted(run, q)
+    except TooFewPoints as error:
+        # A window that is too narrow is for the visitor to widen; a young run only needs time.
+        if error.points < len(run) or not len(run):
+            raise
+        return _young_response(run, q)
     ahead = forecast_for(f, q)
     out: dict[str, Any] = {
         "quick": q.quick,
-        "curve": drawn(f, q),
+        "curve": drawn(f, ahead.at.compute.tolist()),
         "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
         "forecast": forecast_results([ahead])[0],
         "cost": _cost(ahead, q),
@@ -254,7 +262,7 @@ def fit_response(run: Run, q: Query) -> dict[str, Any]:
             "identified": f.identified, "alarm": f.alarm, "level": f.level,
             "n_points": len(f.points), "intervals": {"A": [low, high]},
         }  # fmt: skip
-        return out
+        return out | {"words": words.short_headline(ahead)}
     planned = FitExtras.from_fits([f])
     said = words.headline(ahead)
     said += [words.law_begins(f)] if f.early else []
@@ -263,15 +271,44 @@ def fit_response(run: Run, q: Query) -> dict[str, Any]:
     return out | {"fit": fit_results([f], planned)[0], "words": [s for s in said if s]}
 
 
+def _young_response(run: Run, q: Query) -> dict[str, Any]:
+    """The same for a run that has too few points for a fit: its points, and what is missing."""
+    count, last = len(run), float(run.compute[-1])
+    unit = words.KIND[run.x_kind]
+    have = words.so_far(count)
+    said = f"{have}: the first forecast comes with the fifth."
+    return {
+        "quick": q.quick,
+        "waiting": {"points": count, "needed": MIN_POINTS},
+        "curve": {
+            "x": [], "median": [], "low": [], "high": [], "end": last, "breaks": [],
+            "window": [float(run.compute[0]), last],
+            "used": [run.compute.tolist(), scores(run.score)], "held": [[], []],
+            "kind": run.x_kind, "unit": unit,
+        },
+        "facts": [
+            {"name": "Now", "value": words.score(float(run.score[-1])),
+             "note": f"the last validation, at {words.compute(last)} {unit}"},
+            {"name": "Forecast", "value": have, "note": "the first comes with the fifth"},
+        ],
+        "forecast": {"targets": [], "recommendation": None},
+        "cost": None,
+        "fit": {"run": run.name, "n_points": count, "identified": False, "alarm": None,
+                "warnings": []},
+        "words": [said],
+    }  # fmt: skip
+
+
 def _cost(ahead: Forecast, q: Query) -> dict[str, Any] | None:
     """Cost of continuing: price times the compute that is still to be spent."""
     if q.price is None:
         return None
     end = ahead.fit.end
+    budgets = [float(c) for c in ahead.at.compute]
     return {
         "budget": [
-            {"compute": c, "cost": q.price * max(c - end, 0.0)}
-            for c in map(float, ahead.at.compute)
+            {"compute": c, "cost": q.price * max(c - end, 0.0), "expected_net": net}
+            for c, net in zip(budgets, _expected_net(ahead, q), strict=True)
         ],
         "target": [
             {"score": t.score, "cost": q.price * max(t.median - end, 0.0)} for t in ahead.targets
@@ -279,10 +316,22 @@ def _cost(ahead: Forecast, q: Query) -> dict[str, Any] | None:
     }
 
 
-def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
-    """The curve with its band, and the points: used for the fit, and not."""
-    far = max([drawn_until(f), *(1.02 * c for c in q.at), to or 0.0])
-    x, median, band = quick_curve(f, far)
+def _expected_net(ahead: Forecast, q: Query) -> list[float | None]:
+    """What going on to each budget is expected to be worth beyond its cost: the advice of a
+    forecast is about the best amount, which may be another one. None where no value is given."""
+    if q.price is None or q.value is None:
+        return [None] * len(ahead.at.compute)
+    now = float(np.mean(ahead.at.now))
+    gains = [float(np.mean(ahead.fit.predict([c]).samples)) - now for c in ahead.at.compute]
+    spent = [max(float(c) - ahead.fit.end, 0.0) for c in ahead.at.compute]
+    return [100.0 * q.value * g - q.price * s for g, s in zip(gains, spent, strict=True)]
+
+
+def drawn(f: Fit, at: Sequence[float], to: float | None = None) -> dict[str, Any]:
+    """The curve with its band, and the points: used for the fit, and not. The curve has a knot at
+    each amount of `at`."""
+    far = max([drawn_until(f), *(1.02 * c for c in at), to or 0.0])
+    x, median, band = quick_curve(f, far, at)
     lo, hi = f.window
     outside = (f.run.compute < lo) | (f.run.compute > hi)
     used = downsample(f.points.compute, f.points.score, MAX_POINTS)
@@ -307,7 +356,7 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
     fits, problems = _fits(runs, q)
     found = _compared(fits, q)
     found["words"], found["pairs"] = ([], []) if q.quick else _verdicts(fits, q)
-    return found | {"left_out": [str(problem) for problem in problems]}
+    return found | {"left_out": list(map(_left_out, problems))}
 
 
 def compare_recipes(runs: Sequence[Run], q: Query) -> dict[str, Any]:
@@ -326,7 +375,7 @@ def compare_recipes(runs: Sequence[Run], q: Query) -> dict[str, Any]:
         fits, _ = apply_to_each(lambda run: fitted(run, q), named)
         if len({f.run.group for f in fits}) > 1:
             found["words"], found["pairs"] = _verdicts(fits, q, "recipe")
-    return found | {"left_out": [str(problem) for problem in problems]}
+    return found | {"left_out": list(map(_left_out, problems))}
 
 
 def _recipes(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -394,7 +443,7 @@ def _compared(fits: Sequence[Fit], q: Query) -> dict[str, Any]:
             {
                 "name": f.name,
                 # A short run beside long ones: its forecast says nothing at 8 times its compute.
-                "curve": drawn(f, q, min(max(far, *at), 8.0 * f.end)),
+                "curve": drawn(f, q.at, min(max(far, *at), 8.0 * f.end)),
                 "facts": [
                     {"name": n, "value": v, "note": note}
                     for n, v, note in facts(forecast(f, at, q.target))
@@ -416,6 +465,13 @@ def unique_name(run: Run, others: Sequence[Run]) -> Run:
     while name in names:
         name, count = f"{run.name} #{count}", count + 1
     return run if name == run.name else run.replace(name=name)
+
+
+def _left_out(problem: InputError) -> str:
+    """Why a run is not in a comparison."""
+    if isinstance(problem, TooFewPoints):
+        return f"{problem.run} has {words.so_far(problem.points)} that a forecast needs."
+    return str(problem)
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:

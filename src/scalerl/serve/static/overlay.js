@@ -5,7 +5,7 @@ import { ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
 import { groupOf } from "./groups.js";
 import { pointTips } from "./hover.js";
-import { runs } from "./live.js";
+import { received, runs } from "./live.js";
 import { link } from "./place.js";
 import { parse } from "./words.js";
 
@@ -33,6 +33,7 @@ export function overlay(section, state, keep, { most, mostPooled }) {
   const whole = el("button", { type: "button", onclick: () => { for (const k of NUMBERS) state[k] = null; budget.value = ""; keep(); show(); } }, "whole runs");
 
   const chosen = () => [...state.with].filter((id) => runs.has(id)).slice(0, state.seeds ? mostPooled : most);
+  const recipesOf = (ids) => new Set(ids.map((id) => groupOf(runs.get(id)) || id));
   const question = (quick) => {
     const q = { runs: chosen(), quick };
     if (state.seeds) q.pool = true;
@@ -43,6 +44,8 @@ export function overlay(section, state, keep, { most, mostPooled }) {
   const follow = following(
     async () => {
       const begun = performance.now();
+      // The verdict of before is not that of the window under the pointer.
+      lead.classList.add("busy");
       try {
         const found = await ask("/api/compare", question(true));
         if (!chart) return;
@@ -74,7 +77,7 @@ export function overlay(section, state, keep, { most, mostPooled }) {
     window.overlayChart = chart;
     hover = pointTips(chart);
     // A line for each run at once: the table keeps its height when the numbers come.
-    const names = state.seeds ? new Set(chosen().map((id) => groupOf(runs.get(id)) || id)) : chosen();
+    const names = state.seeds ? recipesOf(chosen()) : chosen();
     rows.replaceChildren(...[...names].map(() => el("tr", {}, el("th", { scope: "row" }, "…"), el("td", {}, " ", el("span", { class: "range" }, " ")))));
     head.replaceChildren(el("th", { scope: "col" }, "Run"), el("td", {}, " "));
   }
@@ -82,7 +85,12 @@ export function overlay(section, state, keep, { most, mostPooled }) {
   // With other runs, another axis, or new points.
   async function show() {
     const ids = chosen();
-    section.hidden = !ids.length;
+    // Before the list is there, a link's choice of runs is unknown: its room is kept.
+    section.hidden = !ids.length && (received.list || !state.with.size);
+    // A row of the table for each run, and what is above it: the list below must not move later.
+    const phone = matchMedia("(max-width: 46rem)").matches;
+    const lines = state.seeds ? recipesOf(ids).size : state.with.size;
+    section.style.minHeight = `${(phone ? 760 : 560) + (phone ? 62 : 52) * lines}px`;
     if (!ids.length) { close(); return; }
     if (!chart) build();
     if (state.budget !== null && document.activeElement !== budget) budget.value = amount(state.budget);

@@ -42,14 +42,15 @@ export function studyView(main, id) {
   const answer = el("section", { "aria-label": "Answer" }), race = el("div");
   const curves = el("div", { id: "curves" });
   const table = el("div", { id: "variants" }), map = el("div", { id: "knobs" }), members = el("div", { class: "members" });
-  main.replaceChildren(
-    el("p", { class: "small" }, el("a", { href: "#/studies" }, "← all studies")), title, sub, answer,
+  // Shown when it is filled, so that its headings do not move.
+  const below = el("div", { hidden: true },
+    answer,
     el("section", { "aria-labelledby": "c" }, el("h2", { id: "c" }, "Curves"), curves), race,
     el("section", { "aria-labelledby": "t" }, el("h2", { id: "t" }, "Variants"), table),
     el("section", { "aria-labelledby": "m" }, el("h2", { id: "m" }, "Knob map"), map),
     el("section", { "aria-labelledby": "r" }, el("h2", { id: "r" }, "Runs"), members),
-    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")),
-  );
+    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")));
+  main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/studies" }, "← all studies")), title, sub, below);
   let open = true, before = "", reading = false, again = false;
   const parts = {};
   smallTips(curves);
@@ -75,6 +76,7 @@ export function studyView(main, id) {
         el("p", {}, m.run ? el("a", { href: link("run", m.run) }, m.name) : m.name),
         el("p", { class: "small" }, el("span", { class: `status ${m.status}` }, m.status), ` · step ${m.step} · ${score(m.pass_rate)}`),
         m.why ? el("p", { class: "small" }, m.why) : "")));
+      below.hidden = false;
     } catch (error) { if (open) setText(sub, error.fromServer ? error.message : "The server does not answer."); }
     finally { reading = false; if (again) { again = false; setTimeout(load, 1000); } }
   }
