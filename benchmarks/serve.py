@@ -173,7 +173,7 @@ def many_runs(page: Page, address: str) -> dict[str, Any]:
 def opens(browser: Browser, folder: Path, runs: int, evals: int) -> dict[str, Any]:
     make_runs(folder, runs, evals)
     start = time.perf_counter()
-    shown = min(runs, 200)
+    shown = min(runs, 100)
     with serving(folder) as (address, running):
         up = time.perf_counter() - start
         page, cold = opened(browser, address, shown)

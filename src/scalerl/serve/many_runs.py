@@ -21,7 +21,7 @@ from scalerl.serve.step_bins import StepBins, step_metrics
 if TYPE_CHECKING:
     from scalerl.serve.app import Site
 
-#: Runs in one request for step metrics, and runs whose metrics stay in memory: 3 MB each.
+#: Runs in one request for step metrics, and runs whose metrics stay in memory: 1.5 MB each.
 MAX_STEP_RUNS = 24
 #: Metrics in one request.
 MAX_METRICS = 24

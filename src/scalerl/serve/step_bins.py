@@ -29,8 +29,8 @@ from scalerl.runs.tail import TailReader, select_columns
 Array = npt.NDArray[np.float32]
 
 #: Stretches that are kept of a run, an even number: more than a chart has pixels, so that there is
-#: something to zoom into. With every metric they take about 3 MB.
-MAX_BINS = 2048
+#: something to zoom into. With every metric they take about 1.5 MB.
+MAX_BINS = 1024
 #: Bytes read at a time, which bounds the memory of the lines.
 BLOCK_BYTES = 4_000_000
 #: Bytes of a file that are read for one request. A longer record takes several requests.

@@ -14,7 +14,7 @@ import { parse } from "./words.js";
 
 // Lines at first; runs that are drawn together, each by itself or as seeds of recipes; columns of
 // the recipe that are shown where none were chosen.
-const PAGE = 200, MOST = 12, MOST_POOLED = 24, MOST_COLUMNS = 6;
+const PAGE = 100, MOST = 12, MOST_POOLED = 24, MOST_COLUMNS = 6;
 // Milliseconds that the first drawing waits for the recipes, so that no column comes in later.
 const WAIT = 400;
 const collator = new Intl.Collator(undefined, { numeric: true });
@@ -23,6 +23,8 @@ export function listView(main) {
   const state = read();
   const rows = new Map(), groups = new Map();
   let shown = PAGE, timer = null, ready = false, recipeTimer = null;
+  // Asked for beside the list of runs, and not after it.
+  const coming = loadRecipes().catch(() => {});
 
   const search = el("input", { type: "search", placeholder: "find a run, or lr>1e-4", "aria-label": "Find a run", title: "Words, and conditions such as optimiser.lr=2e-4, seed!=0, pass>0.6, tag=best, name=loo-*", value: state.q, oninput: () => { state.q = search.value; shown = PAGE; keep(); order(); } });
   const group = el("button", { type: "button", "aria-pressed": String(state.group), onclick: () => { state.group = !state.group; group.setAttribute("aria-pressed", String(state.group)); keep(); order(); } }, "group by recipe");
@@ -215,20 +217,22 @@ export function listView(main) {
     timer = setTimeout(() => { timer = null; order(); }, 400);
   }
 
-  // Recipes are asked for once, and again when a run has another one than before.
-  const recipeOf = () => [...runs.values()].map((r) => r.recipe_id || "").join();
+  // Recipes are asked for again when a run has another one than before.
+  const allRecipes = () => [...runs.values()].map((r) => r.recipe_id || "").join();
   let knownRecipes = null;
   async function recipes() {
     recipeTimer = null;
-    const now = recipeOf();
-    if (now === knownRecipes) return;
+    const now = allRecipes(), lacks = [...runs.values()].some((r) => r.recipe_id && !hasRecipe(r.id));
+    if (now === knownRecipes && !lacks) return;
     knownRecipes = now;
     await loadRecipes().catch(() => {});
     state.recipes++;
+    order();
   }
   async function first() {
     if (!received.list) return;
-    await Promise.race([recipes(), new Promise((done) => setTimeout(done, WAIT))]);
+    knownRecipes = allRecipes();
+    await Promise.race([coming, new Promise((done) => setTimeout(done, WAIT))]);
     ready = true;
     order();
   }
@@ -238,7 +242,7 @@ export function listView(main) {
     if (news.kind === "gone") rows.delete(news.id);
     if (news.kind === "all") first();
     else if (news.kind === "back") order(); else later();
-    if (ready && !recipeTimer) recipeTimer = setTimeout(() => recipes().then(order), 1000);
+    if (ready && !recipeTimer) recipeTimer = setTimeout(recipes, 1000);
     if (state.with.has(news.run?.id) && "from" in news && !due) due = setTimeout(() => { due = null; if (!over.held) over.show(); }, 1500);
     if (news.kind === "back" || news.kind === "all") over.show();
   });

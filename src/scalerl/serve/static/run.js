@@ -75,7 +75,7 @@ export function runView(main, id) {
   // Room is kept for the numbers and the chart; they are shown together with the first answer, and
   // what is below them after that, so that nothing moves while the page fills.
   const below = el("div", { hidden: true },
-    lead, notes.node, vitals.node,
+    lead, el("div", { class: "tools", role: "toolbar", "aria-label": "Pin, tags and note" }, notes.node), vitals.node,
     el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes);
   const above = el("section", { "aria-label": "Curve", class: "filling" },
       el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now", "Compute to forecast to, such as 50k or 2e12"), field("target", "target", "0.8", "A pass rate: when, and how likely, it is reached"), field("price", "price", "a unit", "What a unit of compute costs"), field("value", "value", "a point", "What a point of pass rate is worth: whether going on pays"), reset),
