@@ -95,9 +95,11 @@ def _unit(name: str, meaning: str) -> str:
 
 
 def _sentence(meaning: str) -> str:
-    """One sentence with a capital and a full stop, without the marks of Markdown."""
+    """One sentence with a capital and a full stop."""
     words = " ".join(meaning.split()).rstrip(".")
-    return f"{words[:1].upper()}{words[1:]}."
+    # Not a symbol: π would become Π.
+    first = words[:1].upper() if words[:1].isascii() else words[:1]
+    return f"{first}{words[1:]}."
 
 
 def known_metrics(steps: Sequence[StepLine], evals: Sequence[EvalLine]) -> list[MetricInfo]:
