@@ -33,6 +33,7 @@ from scalerl.runs.lines import (
     EventLine,
     Status,
     StepLine,
+    SystemLine,
 )
 
 # -- docs/reference/recipe.md ---------------------------------------------------------------------
@@ -121,6 +122,7 @@ RECORDS: dict[str, type[Record]] = {
     "answers": AnswerSample,
     "answers/step_N.jsonl": AnswerLine,
     "status.json": Status,
+    "system.jsonl": SystemLine,
 }
 _WORDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 

@@ -96,6 +96,7 @@ def planned_recipe(recipe: Recipe, steps: int) -> Recipe:
     changes: dict[str, Any] = {
         "curriculum.name": "uniform",
         "record.episodes_per_step": 0,
+        "record.validation_megabytes": 0,
         "filter.empty_steps": 0,
         "filter.truncated": "keep",
         "checkpoint.every": steps + 1,

@@ -137,6 +137,22 @@ def _generated(path: Path, name: re.Match[str]) -> GeneratedModel:
     return GeneratedModel.sized(path, TEACHERS[source], int(layers), int(width))
 
 
+def relocated(recipe: Recipe, home: Path) -> Recipe:
+    """The recipe with the model that its study makes where the study is now: a study may have been
+    moved since the recipe was written. Other models, and one that is still where the recipe says,
+    are left alone.
+
+    >>> moved = Recipe.load("scalerl", "tiny").replace({"model.path": "old/models/tiny-1x64"})
+    >>> relocated(moved, Path("new")).model.path
+    'new/models/tiny-1x64'
+    """
+    path = Path(recipe.model.path)
+    made = _MADE.fullmatch(path.name) is not None and path.parent.name == FOLDER
+    if not made or (path / "warmstart.json").exists():
+        return recipe
+    return recipe.replace({"model.path": str(home / FOLDER / path.name)})
+
+
 def make_all(
     models: Iterable[GeneratedModel], say: Callable[[str], None] = lambda line: None
 ) -> None:
