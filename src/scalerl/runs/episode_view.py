@@ -239,8 +239,8 @@ def _versions(value: Any) -> list[list[int]] | None:
 def histograms(
     log: EpisodeLog, wanted: EpisodeFilter, seconds: float | None = None
 ) -> dict[str, Any]:
-    """How rewards and lengths are spread over all episodes and over those that meet a filter, and
-    how many of those there are of each kind."""
+    """How rewards, lengths and steps are spread over all episodes and over those that meet a filter,
+    and how many of those there are of each kind."""
     chosen = _selected(log, wanted, seconds)
     matched = log.entries[chosen.numbers]
     return {
@@ -249,6 +249,8 @@ def histograms(
         "complete": chosen.complete,
         "reward": _histogram(log.entries["reward"], matched["reward"]),
         "length": _histogram(log.entries["length"], matched["length"]),
+        # What begins at some step is seen at a glance.
+        "step": _histogram(log.entries["step"], matched["step"]),
         "by": {
             "finish": _counts(matched["finish"], dict(enumerate(FINISHES))),
             "task": _counts(matched["task"], log.task_names(chosen.numbers)),
