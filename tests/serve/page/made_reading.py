@@ -12,7 +12,7 @@ from made_records import made_run
 from scalerl.runs.lines import EpisodeLine, EpisodePlay, SegmentSample, VersionRun
 from scalerl.runs.store import RunStore, encode
 
-WORDS = "the sum of two and three is five so we carry a digit then check it once more".split()
+TALK = "the sum of two and three is five so we carry a digit then check it once more"
 #: What turns the direction of a line, moves a cursor, or is not seen.
 HIDDEN = "\u202eabc\u202c \x1b[31mred \u200bhidden \U000e0041tagged"
 TASKS = ("add", "lookup", "sort")
@@ -48,7 +48,7 @@ def sound(step: int, i: int, rng: random.Random) -> EpisodeLine:
     """An ordinary episode: four of a group, the lookups with a tool."""
     task = TASKS[step % 3]
     prompt = f"{task}/{step % 6}"
-    text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(6, 60)))
+    text = " ".join(rng.choice(TALK.split()) for _ in range(rng.randrange(6, 60)))
     correct = rng.random() < 0.3 + step / 400
     given = segment("context", f"Question {prompt}: what is 2 + 3?\n")
     answer = segment("policy", f"{text}.\nAnswer: {5 if correct else 7}", step - 1)

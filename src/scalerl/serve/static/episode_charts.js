@@ -95,7 +95,7 @@ export function counts(state, changed) {
   const node = el("div", { class: "counts" });
   const boxes = Object.fromEntries(Object.entries(KINDS).map(([key, label]) => {
     const list = el("div", { class: "values" });
-    node.append(el("div", { role: "group", "aria-label": `Filter by ${label}`, hidden: key === "source" || key === "task" }, el("h3", {}, label), list));
+    node.append(el("div", { role: "group", "aria-label": `Filter by ${label}`, hidden: key === "source" || key === "task" }, el("p", { class: "kind" }, label), list));
     return [key, list];
   }));
 

@@ -136,8 +136,9 @@ export function episodesView(main, id) {
   // ---- as it goes: episodes are recorded between two points of the curve, so the page looks itself
   async function fresh() {
     if (document.hidden) return;
+    const mine = turn;
     const found = await ask(`${path}?${asked(state, { limit: 1 })}`).catch(() => null);
-    if (!found || !open) return;
+    if (!found || mine !== turn || !open) return;
     if (!empty.hidden && found.total) load(); else list.announce(found.matched - matched);
   }
   const look = setInterval(fresh, LOOK);
