@@ -1,12 +1,13 @@
 """Entries of the index of recorded episodes: one fixed-width record for each line.
 
 `episodes/training.jsonl` has an index `episodes/training.index` beside it (and `validation.jsonl`
-one of its own), with the entries of its lines in their order. It holds what lists, filters and histograms need, so that a reader of 200,000 episodes parses no line
-before its first answer. It holds no text: names of prompts and tasks are hashes.
+one of its own), with the entries of its lines in their order. It holds what lists, filters and
+histograms need, so that a reader of 200,000 episodes parses no line before its first answer. It
+holds no text: names of prompts and tasks are hashes.
 
 The lines are the record and the index only repeats them. It may be missing, end early, have a torn
-last entry or be damaged: readers check the sum of every entry and the CRC of some lines, and parse the
-lines that no entry covers.
+last entry or be damaged: readers check the sum of every entry and the CRC of some lines, and parse
+the lines that no entry covers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Entries of the index of episodes as an array of numpy: its columns, and which entries are whole."""
+"""Entries of the index of episodes as an array of numpy: the columns, and which are whole."""
 
 from __future__ import annotations
 
