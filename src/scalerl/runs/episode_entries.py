@@ -53,7 +53,7 @@ def name_hash(name: str) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def entry_of(found: Mapping[str, Any], line: bytes, offset: int, file: int = 0) -> bytes | None:
+def entry_of(found: Mapping[str, Any], line: bytes, offset: int) -> bytes | None:
     """The entry of a line that holds this JSON object; None without a whole number
     as its step. Values of the wrong type count as missing."""
     step = found.get("step")
@@ -77,11 +77,12 @@ def entry_of(found: Mapping[str, Any], line: bytes, offset: int, file: int = 0) 
         _count(play.get("tool_failures"), 2**16 - 1),
         finish_number(found.get("finish")),
         CORRECT.index(correct) if isinstance(correct, bool) else CORRECT.index(None),
-        file,
+        0,
     )
     words = _WORDS.unpack(entry)
-    check = sum(map(operator.mul, words, WEIGHTS)) + CONSTANT
-    return entry + (check % 2**32).to_bytes(4, "little")
+    check = (sum(map(operator.mul, words, WEIGHTS)) + CONSTANT) % 2**32
+    found: bytes = entry + check.to_bytes(4, "little")
+    return found
 
 
 def finish_number(finish: Any) -> int:
