@@ -46,7 +46,7 @@ def test_verl_has_a_file_for_each_step():
 def test_verifiers_results_are_conversations():
     log = opened(FIXTURES / "verifiers" / "results.jsonl")
     found = listed(log)
-    assert [e["finish"] for e in found] == ["length", "turns", "stop"]
+    assert [e["finish"] for e in found] == ["stop", "turns", "length"]
     assert {e["prompt"] for e in found} == {"wordle/0", "wordle/1"}
     one = detail(log, 0)
     texts = [(s["source"], s["text"]) for s in one["rows"][0]]

@@ -60,7 +60,8 @@ def wrapped(text: str, width: int) -> Iterator[str]:
 
 def episode_text(found: dict[str, Any], *, full: bool) -> str:
     """One episode: a line of facts, what the check found, and its segments after their sources."""
-    lines = [shorten(_title(found), WIDTH), shorten(_facts(found), WIDTH)]
+    # By columns of the terminal: a name can have characters that take two.
+    lines = [next(wrapped(each, WIDTH)) for each in (_title(found), _facts(found))]
     if found["why"]:
         lines += _fill(found["why"], "  ", full)
     for i, row in enumerate(found["rows"]):
