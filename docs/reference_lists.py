@@ -33,6 +33,7 @@ from scalerl.runs.lines import (
     EventLine,
     Status,
     StepLine,
+    ValidationEpisodeLine,
 )
 
 # -- docs/reference/recipe.md ---------------------------------------------------------------------
@@ -117,6 +118,7 @@ RECORDS: dict[str, type[Record]] = {
     "ledger": LedgerLine,
     "events.jsonl": EventLine,
     "episodes/training.jsonl": EpisodeLine,
+    "episodes/validation.jsonl": ValidationEpisodeLine,
     "evals/step_N.json": EvalAnswers,
     "answers": AnswerSample,
     "answers/step_N.jsonl": AnswerLine,

@@ -49,12 +49,14 @@ class EpisodeList:
     episodes: tuple[dict[str, Any], ...]
     #: The id to go on after; None at the end.
     next: str | None
+    #: What the lengths count: `tokens`, or `characters` where a format keeps no tokens.
+    length_unit: str
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "total": self.total, "matched": self.matched, "complete": self.complete,
             "searched": self.searched, "to_search": self.to_search,
-            "episodes": list(self.episodes), "next": self.next,
+            "length_unit": self.length_unit, "episodes": list(self.episodes), "next": self.next,
         }  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def list_episodes(
         to_search=chosen.to_search,
         episodes=tuple(summary(log, int(n)) for n in shown),
         next=log.id_of(int(shown[-1])) if more else None,
+        length_unit=log.length_unit,
     )
 
 
@@ -247,6 +250,7 @@ def histograms(
         "total": len(log.entries),
         "matched": len(matched),
         "complete": chosen.complete,
+        "length_unit": log.length_unit,
         "reward": _histogram(log.entries["reward"], matched["reward"]),
         "length": _histogram(log.entries["length"], matched["length"]),
         # What begins at some step is seen at a glance.
