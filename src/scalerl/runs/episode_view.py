@@ -252,9 +252,9 @@ def histograms(
         "complete": chosen.complete,
         "length_unit": log.length_unit,
         "reward": _histogram(log.entries["reward"], matched["reward"]),
-        "length": _histogram(log.entries["length"], matched["length"]),
+        "length": _histogram(log.entries["length"], matched["length"], whole=True),
         # What begins at some step is seen at a glance.
-        "step": _histogram(log.entries["step"], matched["step"]),
+        "step": _histogram(log.entries["step"], matched["step"], whole=True),
         "by": {
             "finish": _counts(matched["finish"], dict(enumerate(FINISHES))),
             "task": _counts(matched["task"], log.task_names(chosen.numbers)),
@@ -264,10 +264,10 @@ def histograms(
     }
 
 
-def _histogram(everything: Any, matched: Any) -> dict[str, list[float]]:
+def _histogram(everything: Any, matched: Any, whole: bool = False) -> dict[str, list[float]]:
     """Bins with the same edges for both."""
     known = everything[np.isfinite(everything)].astype(np.float64)
-    edges = _edges(known)
+    edges = _edges(known, whole)
     if not len(edges):
         return {"edges": [], "all": [], "matched": []}
     chosen = matched[np.isfinite(matched)].astype(np.float64)
@@ -278,7 +278,7 @@ def _histogram(everything: Any, matched: Any) -> dict[str, list[float]]:
     }
 
 
-def _edges(values: Any) -> Any:
+def _edges(values: Any, whole: bool = False) -> Any:
     """Edges of bins of equal width; of a few values (rewards of 0 and 1) a bin for each."""
     if not len(values):
         return np.zeros(0)
@@ -290,6 +290,10 @@ def _edges(values: Any) -> Any:
         few = np.unique(values)
         middle = (few[1:] + few[:-1]) / 2
         return np.array([2 * few[0] - middle[0], *middle, 2 * few[-1] - middle[-1]])
+    if whole:
+        # Each bin has equally many whole numbers, or an even spread would look like a comb.
+        width = (high - low) // BINS + 1
+        return np.arange(low, high + width + 1, width)
     return np.linspace(low, high, BINS + 1)
 
 
