@@ -242,8 +242,8 @@ def _versions(value: Any) -> list[list[int]] | None:
 def histograms(
     log: EpisodeLog, wanted: EpisodeFilter, seconds: float | None = None
 ) -> dict[str, Any]:
-    """How rewards, lengths and steps are spread over all episodes and over those that meet a filter,
-    and how many of those there are of each kind."""
+    """How rewards, lengths and steps are spread over all episodes and over those that meet a
+    filter, and how many of those there are of each kind."""
     chosen = _selected(log, wanted, seconds)
     matched = log.entries[chosen.numbers]
     return {
