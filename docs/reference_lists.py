@@ -34,6 +34,7 @@ from scalerl.runs.lines import (
     Status,
     StepLine,
     SystemLine,
+    ValidationEpisodeLine,
 )
 
 # -- docs/reference/recipe.md ---------------------------------------------------------------------
@@ -118,6 +119,7 @@ RECORDS: dict[str, type[Record]] = {
     "ledger": LedgerLine,
     "events.jsonl": EventLine,
     "episodes/training.jsonl": EpisodeLine,
+    "episodes/validation.jsonl": ValidationEpisodeLine,
     "evals/step_N.json": EvalAnswers,
     "answers": AnswerSample,
     "answers/step_N.jsonl": AnswerLine,

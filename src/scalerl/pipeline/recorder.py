@@ -105,15 +105,18 @@ class Recorder:
     def validation(self, line: EvalLine, found: Validation) -> None:
         """Record a validation: its answers first, so that a line never lacks them."""
         self.store.save_answers(found.answers(line.step))
-        recipe = self.setup.recipe
-        if limit := recipe.record.validation_megabytes * 1_000_000:
-            made = validation_episodes(self.setup, line.step, found, self._token_texts)
-            # From the first validation on, which may be at step 0.
-            most = bytes_at(line.step + recipe.validation.every, limit)
-            encoded = (encode(each, compact=True) for each in made)
-            self.store.append_episodes(encoded, most, ValidationEpisodeLine)
+        self._record_answers(line.step, found)
         self.store.append(line)
         self.warn(self.alarms.check_validation(line))
+
+    def _record_answers(self, step: int, found: Validation) -> None:
+        recipe = self.setup.recipe
+        if limit := recipe.record.validation_megabytes * 1_000_000:
+            made = validation_episodes(self.setup, step, found, self._token_texts)
+            # From the first validation on, which may be at step 0.
+            most = bytes_at(step + recipe.validation.every, limit)
+            encoded = (encode(each, compact=True) for each in made)
+            self.store.append_episodes(encoded, most, ValidationEpisodeLine)
 
     def status(self, status: Status) -> None:
         """Write the status file, for `scalerl doctor`."""

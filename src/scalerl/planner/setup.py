@@ -164,7 +164,7 @@ class MemoryStore(RunStore):
     def append(self, line: Line) -> None:
         self.lines.append(line)
 
-    def append_episodes(self, lines: Any, most: int) -> None:
+    def append_episodes(self, lines: Any, most: int, kind: Any = None) -> None:
         """Nothing: simulated episodes have no content."""
 
     def status(self, status: Status) -> None:

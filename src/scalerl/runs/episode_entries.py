@@ -1,12 +1,13 @@
 """Entries of the index of recorded episodes: one fixed-width record for each line.
 
 `episodes/training.jsonl` has an index `episodes/training.index` beside it (and `validation.jsonl`
-one of its own), with the entries of its lines in their order. It holds what lists, filters and histograms need, so that a reader of 200,000 episodes parses no line
-before its first answer. It holds no text: names of prompts and tasks are hashes.
+one of its own), with the entries of its lines in their order. It holds what lists, filters and
+histograms need, so that a reader of 200,000 episodes parses no line before its first answer. It
+holds no text: names of prompts and tasks are hashes.
 
 The lines are the record and the index only repeats them. It may be missing, end early, have a torn
-last entry or be damaged: readers check the sum of every entry and the CRC of some lines, and parse the
-lines that no entry covers.
+last entry or be damaged: readers check the sum of every entry and the CRC of some lines, and parse
+the lines that no entry covers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def name_hash(name: str) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def entry_of(found: Mapping[str, Any], line: bytes, offset: int, file: int = 0) -> bytes | None:
+def entry_of(found: Mapping[str, Any], line: bytes, offset: int) -> bytes | None:
     """The entry of a line that holds this JSON object; None without a whole number
     as its step. Values of the wrong type count as missing."""
     step = found.get("step")
@@ -76,11 +77,12 @@ def entry_of(found: Mapping[str, Any], line: bytes, offset: int, file: int = 0) 
         _count(play.get("tool_failures"), 2**16 - 1),
         finish_number(found.get("finish")),
         CORRECT.index(correct) if isinstance(correct, bool) else CORRECT.index(None),
-        file,
+        0,
     )
     words = _WORDS.unpack(entry)
-    check = sum(map(operator.mul, words, WEIGHTS)) + CONSTANT
-    return entry + (check % 2**32).to_bytes(4, "little")
+    check = (sum(map(operator.mul, words, WEIGHTS)) + CONSTANT) % 2**32
+    found: bytes = entry + check.to_bytes(4, "little")
+    return found
 
 
 def finish_number(finish: Any) -> int:

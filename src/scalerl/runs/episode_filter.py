@@ -170,7 +170,7 @@ def _value(name: str, text: str) -> Any:
         raise InputError(f"episodes have no {name!r}: {hint}")
     if name.startswith(("step_", "length_")):
         return _whole(name, text)
-    return kinds.get(name, lambda name, text: text)(name, text)
+    return kinds[name](name, text) if name in kinds else text
 
 
 def _whole(name: str, text: str) -> int:

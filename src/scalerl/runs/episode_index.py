@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,8 @@ class EpisodeIndex:
     (True, [1, 2], b'{"step": 1, "reward": 0.5}')
     """
 
-    def __init__(self, path: Path, file: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = file
         #: Incremented when entries that were given have become invalid.
         self.generation = 0
         #: Whether everything in the file is indexed.
@@ -137,10 +136,14 @@ class EpisodeIndex:
     def _parse(self, file: IO[bytes], most: int) -> None:
         found = []
         for at, line in self._reader.read_placed(file, max(most, 1)):
-            entry = entry_of(parse_line(line) or {}, line, at, self._file)
+            entry = entry_of(self._made(line), line, at)
             if entry is not None:
                 found.append(entry)
         self._add(entries_from(b"".join(found)))
+
+    def _made(self, line: bytes) -> dict[str, Any]:
+        """The episode of a line, in JSON values; an empty one of a damaged line."""
+        return parse_line(line) or {}
 
     def _add(self, entries: Entries) -> None:
         needed = self._count + len(entries)
@@ -164,7 +167,7 @@ class EpisodeIndex:
                 if not len(entries):
                     break
                 self._index_at += entries.nbytes
-                new.append(entries[are_whole(entries) & (entries["file"] == 0)])
+                new.append(entries[are_whole(entries)])
         if not new:
             return
         found = np.concatenate([self._ahead, *new])
@@ -272,4 +275,5 @@ def _spread(entries: Entries) -> Entries:
     """SAMPLED of the entries, evenly spaced, the first and the last among them."""
     if len(entries) <= SAMPLED:
         return entries
-    return entries[np.linspace(0, len(entries) - 1, SAMPLED).astype(int)]
+    spread: Entries = entries[np.linspace(0, len(entries) - 1, SAMPLED).astype(int)]
+    return spread

@@ -54,6 +54,11 @@ class Episodes(Protocol):
         """Why something could not be read."""
         ...
 
+    @property
+    def length_unit(self) -> str:
+        """What the lengths of its episodes count: `tokens`, or `characters`."""
+        ...
+
     def refresh(self, seconds: float | None = None) -> bool:
         """Take in what is new; returns whether that was everything."""
         ...
@@ -77,6 +82,8 @@ class Episodes(Protocol):
 
 class RecordedEpisodes(EpisodeIndex):
     """Episodes in a file that `scalerl train` wrote."""
+
+    length_unit = "tokens"
 
     def episode(self, n: int) -> dict[str, Any]:
         return parse_line(self.line(n)) or {}
@@ -198,6 +205,12 @@ class EpisodeLog:
         """How many of these episodes each source has."""
         counts = np.histogram(numbers, [*self._begins[:-1], np.inf])[0].tolist()
         return dict(zip(self._names, counts, strict=True))
+
+    @property
+    def length_unit(self) -> str:
+        """What the lengths of the episodes count."""
+        units = {each.length_unit for each in self.sources.values() if len(each.entries)}
+        return units.pop() if len(units) == 1 else "tokens"
 
     # -- selecting --------------------------------------------------------------------------------
 

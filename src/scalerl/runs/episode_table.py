@@ -1,4 +1,4 @@
-"""Entries of the index of episodes as an array of numpy: its columns, and which entries are whole."""
+"""Entries of the index of episodes as an array of numpy: the columns, and which are whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY = np.dtype(
         ("tool_failures", "<u2"),
         ("finish", "u1"),  # number in FINISHES
         ("correct", "u1"),  # number in CORRECT
-        ("file", "<u2"),  # number of the file, where a source has several; 0 in an index
+        ("unused", "<u2"),  # 0
         ("check", "<u4"),  # weighted sum of the words before it
     ]
 )

@@ -49,12 +49,14 @@ class EpisodeList:
     episodes: tuple[dict[str, Any], ...]
     #: The id to go on after; None at the end.
     next: str | None
+    #: What the lengths count: `tokens`, or `characters` where a format keeps no tokens.
+    length_unit: str
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "total": self.total, "matched": self.matched, "complete": self.complete,
             "searched": self.searched, "to_search": self.to_search,
-            "episodes": list(self.episodes), "next": self.next,
+            "length_unit": self.length_unit, "episodes": list(self.episodes), "next": self.next,
         }  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def list_episodes(
         to_search=chosen.to_search,
         episodes=tuple(summary(log, int(n)) for n in shown),
         next=log.id_of(int(shown[-1])) if more else None,
+        length_unit=log.length_unit,
     )
 
 
@@ -239,16 +242,19 @@ def _versions(value: Any) -> list[list[int]] | None:
 def histograms(
     log: EpisodeLog, wanted: EpisodeFilter, seconds: float | None = None
 ) -> dict[str, Any]:
-    """How rewards and lengths are spread over all episodes and over those that meet a filter, and
-    how many of those there are of each kind."""
+    """How rewards, lengths and steps are spread over all episodes and over those that meet a
+    filter, and how many of those there are of each kind."""
     chosen = _selected(log, wanted, seconds)
     matched = log.entries[chosen.numbers]
     return {
         "total": len(log.entries),
         "matched": len(matched),
         "complete": chosen.complete,
+        "length_unit": log.length_unit,
         "reward": _histogram(log.entries["reward"], matched["reward"]),
-        "length": _histogram(log.entries["length"], matched["length"]),
+        "length": _histogram(log.entries["length"], matched["length"], whole=True),
+        # What begins at some step is seen at a glance.
+        "step": _histogram(log.entries["step"], matched["step"], whole=True),
         "by": {
             "finish": _counts(matched["finish"], dict(enumerate(FINISHES))),
             "task": _counts(matched["task"], log.task_names(chosen.numbers)),
@@ -258,10 +264,10 @@ def histograms(
     }
 
 
-def _histogram(everything: Any, matched: Any) -> dict[str, list[float]]:
+def _histogram(everything: Any, matched: Any, whole: bool = False) -> dict[str, list[float]]:
     """Bins with the same edges for both."""
     known = everything[np.isfinite(everything)].astype(np.float64)
-    edges = _edges(known)
+    edges = _edges(known, whole)
     if not len(edges):
         return {"edges": [], "all": [], "matched": []}
     chosen = matched[np.isfinite(matched)].astype(np.float64)
@@ -272,7 +278,7 @@ def _histogram(everything: Any, matched: Any) -> dict[str, list[float]]:
     }
 
 
-def _edges(values: Any) -> Any:
+def _edges(values: Any, whole: bool = False) -> Any:
     """Edges of bins of equal width; of a few values (rewards of 0 and 1) a bin for each."""
     if not len(values):
         return np.zeros(0)
@@ -284,6 +290,10 @@ def _edges(values: Any) -> Any:
         few = np.unique(values)
         middle = (few[1:] + few[:-1]) / 2
         return np.array([2 * few[0] - middle[0], *middle, 2 * few[-1] - middle[-1]])
+    if whole:
+        # Each bin has equally many whole numbers, or an even spread would look like a comb.
+        width = (high - low) // BINS + 1
+        return np.arange(low, high + width + 1, width)
     return np.linspace(low, high, BINS + 1)
 
 

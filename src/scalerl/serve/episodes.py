@@ -22,6 +22,7 @@ from scalerl.errors import InputError
 from scalerl.runs.episode_filter import EpisodeFilter, Order, order_of
 from scalerl.runs.episode_index import EpisodesChanged
 from scalerl.runs.episode_log import EpisodeLog
+from scalerl.runs.episode_sources import rollouts_in
 from scalerl.runs.episode_view import MAX_LIMIT, detail, histograms, list_episodes
 from scalerl.serve.catalogue import Entry
 from scalerl.serve.queries import LruCache
@@ -118,9 +119,13 @@ class EpisodeRoutes:
 
 
 def _log_of(entry: Entry) -> EpisodeLog:
-    if not isinstance(entry.source, OwnRun):
+    path = entry.source.place.path
+    if isinstance(entry.source, OwnRun):
+        return EpisodeLog.from_run(path)
+    found = rollouts_in(path)
+    if not found:
         raise RequestError(404, f"{entry.name} has no recorded episodes")
-    return EpisodeLog.from_run(entry.source.place.path)
+    return EpisodeLog(found)
 
 
 def _asked(given: dict[str, str], order: Order) -> tuple[EpisodeFilter, Order, int, str | None]:

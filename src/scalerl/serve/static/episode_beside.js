@@ -20,7 +20,7 @@ export async function group(run, episode, { colour, read, address }) {
   const drawn = [
     el("p", { class: "small" }, `${many(all.length, "recorded episode")} of this prompt at step ${episode.step}, the highest reward first${left > 0 ? `; ${left} more are not drawn` : ""}.`),
     el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Episodes of the group, side by side" }, all.map((each, i) => el("article", { class: "column", "aria-current": each.id === episode.id ? "true" : null },
-      el("h3", {}, el("a", { href: address(each.id) }, `${MARK[each.correct]} ${WORD[each.correct]} · ${reward(each.reward)} · ${found.episodes[i].tokens} tokens`), flags(found.episodes[i])),
+      el("h3", {}, el("a", { href: address(each.id) }, `${MARK[each.correct]} ${WORD[each.correct]} · ${reward(each.reward)} · ${many(found.episodes[i].tokens, "token")}`), flags(found.episodes[i])),
       each.why ? el("p", { class: "small" }, el("bdi", {}, plain(each.why))) : "",
       // The prompt is the same for all.
       rows({ ...each, rows: each.rows.map((row, r) => r ? row : row.slice(row[0]?.source === "context" ? 1 : 0)) }, colour, read)))),

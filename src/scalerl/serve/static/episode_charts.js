@@ -39,8 +39,9 @@ export function histogram(label, keys, whole, state, changed) {
   // Filters include both ends, and bins only the last one's upper end.
   const low = (i) => whole ? Math.ceil(edges[i]) : +edges[i].toPrecision(6);
   const high = (i) => {
-    if (i === edges.length - 2) return whole ? Math.floor(edges[i + 1]) : +edges[i + 1].toPrecision(6);
-    return whole ? Math.ceil(edges[i + 1]) - 1 : +(edges[i + 1] - (edges[i + 1] - edges[i]) / 1000).toPrecision(6);
+    if (whole) return Math.ceil(edges[i + 1]) - 1;
+    const most = i === edges.length - 2 ? edges[i + 1] : edges[i + 1] - (edges[i + 1] - edges[i]) / 1000;
+    return +most.toPrecision(6);
   };
   const inside = (i) => (state[least] !== "" || state[most] !== "") && (state[least] === "" || low(i) >= Number(state[least])) && (state[most] === "" || high(i) <= Number(state[most]));
 
@@ -80,7 +81,7 @@ export function histogram(label, keys, whole, state, changed) {
       });
     });
     axis.classList.toggle("single", Boolean(values));
-    axis.replaceChildren(...(values || (edges.length ? [edges[0], edges.at(-1)] : [])).map((v) => el("span", {}, number(v))));
+    axis.replaceChildren(...(values || (edges.length ? [low(0), high(edges.length - 2)] : [])).map((v) => el("span", {}, number(v))));
     chosen.hidden = !state[least] && !state[most];
     const ends = [state[least], state[most]].map((v) => v === "" ? "" : number(Number(v)));
     const single = values?.filter((_, i) => inside(i)) || [];
@@ -95,7 +96,7 @@ export function counts(state, changed) {
   const node = el("div", { class: "counts" });
   const boxes = Object.fromEntries(Object.entries(KINDS).map(([key, label]) => {
     const list = el("div", { class: "values" });
-    node.append(el("div", { role: "group", "aria-label": `Filter by ${label}`, hidden: key === "source" || key === "task" }, el("h3", {}, label), list));
+    node.append(el("div", { role: "group", "aria-label": `Filter by ${label}`, hidden: key === "source" || key === "task" }, el("p", { class: "kind" }, label), list));
     return [key, list];
   }));
 
@@ -119,7 +120,7 @@ export function counts(state, changed) {
     const outer = el("span", { class: "share of-all" }), inner = el("span", { class: "share" });
     outer.style.width = `${100 * all / most}%`;
     inner.style.width = `${100 * n / most}%`;
-    const count = n === all ? all.toLocaleString("en") : `${n.toLocaleString("en")} of ${all.toLocaleString("en")}`;
+    const count = n === all ? all.toLocaleString("en") : `${n.toLocaleString("en")}/${all.toLocaleString("en")}`;
     return el("button", { type: "button", "data-value": value, "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name), el("span", { class: "n" }, count));
   }
   return { node, show };

@@ -17,7 +17,8 @@ export function keys(actions) {
 
   function pressed(event) {
     const at = event.target;
-    if (event.key === "Escape" && /^(INPUT|SELECT)$/.test(at.tagName)) { at.blur(); return; }
+    // Out of a field, so that the next key is a command.
+    if ((event.key === "Escape" && /^(INPUT|SELECT)$/.test(at.tagName)) || (event.key === "Enter" && at.type === "search")) { at.blur(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || dialog.open || (/^(INPUT|SELECT|TEXTAREA)$/.test(at.tagName) && at.type !== "radio")) return;
     const action = event.key === "?" ? help : actions[event.key];
     if (!action) return;

@@ -33,7 +33,7 @@ export function episodeList({ address, choose, more, renew }) {
   let episodes = [], open = "";
 
   function item(episode) {
-    const facts = [`step ${episode.step.toLocaleString("en")}`, reward(episode.reward), `${episode.tokens.toLocaleString("en")} tokens`];
+    const facts = [`step ${episode.step.toLocaleString("en")}`, reward(episode.reward), many(episode.tokens, "token")];
     if (episode.turns > 1) facts.push(`${episode.turns} turns`);
     const preview = plain((episode.preview || "").slice(0, MOST_OF_PREVIEW)).trim();
     return el("li", {}, el("a", { href: address(episode.id), "data-id": episode.id, onclick: (event) => { if (event.metaKey || event.ctrlKey || event.shiftKey) return; event.preventDefault(); choose(episode.id); } },

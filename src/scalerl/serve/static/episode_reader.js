@@ -9,7 +9,7 @@ import { rows } from "./episode_segments.js";
 import { plain } from "./episode_text.js";
 
 // Characters of what the check found that are shown above the text.
-const MOST_OF_WHY = 600;
+const MOST_OF_WHY = 240;
 
 const VIEWS = { "": "this episode", group: "its group", prompt: "prompt across versions" };
 

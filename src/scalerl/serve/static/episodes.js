@@ -16,11 +16,11 @@ const MOST_PAGES = 20;
 // Milliseconds until an index that is still being built is asked again, and between two looks for
 // new episodes.
 const AGAIN = 300;
-const LOOK = 3000;
+const LOOK = 4000;
 
 export function episodesView(main, id) {
   const state = fromAddress(here().params), path = `/api/v1/runs/${id}/episodes`;
-  let open = true, turn = 0, cursor = null, matched = 0, again = null, look = null, scrolled = 0;
+  let open = true, turn = 0, cursor = null, matched = 0, again = null, scrolled = 0;
 
   const title = el("h1", {}), said = el("p", { class: "said", role: "status" });
   const address = (episode) => link("episodes", id, { ...state, open: episode });
@@ -133,23 +133,24 @@ export function episodesView(main, id) {
     setText(said, failure ? (cursor ? `No failure among the next ${MOST_PAGES * PAGE} episodes: filter by result.` : "No further failure in this list.") : "");
   }
 
-  // ---- as it goes
+  // ---- as it goes: episodes are recorded between two points of the curve, so the page looks itself
   async function fresh() {
-    look = null;
+    if (document.hidden) return;
+    const mine = turn;
     const found = await ask(`${path}?${asked(state, { limit: 1 })}`).catch(() => null);
-    if (!found || !open) return;
+    if (!found || mine !== turn || !open) return;
     if (!empty.hidden && found.total) load(); else list.announce(found.matched - matched);
   }
+  const look = setInterval(fresh, LOOK);
   const stop = hear((news) => {
     if (news.kind === "all" || news.kind === "back") name();
     if (news.kind === "back") load();
-    if (news.run?.id === id && !look) look = setTimeout(fresh, LOOK);
   });
 
   load();
   opened();
   return {
-    close() { open = false; stop(); clearTimeout(again); clearTimeout(look); bar.close(); pane.close(); board.close(); document.title = "scalerl"; },
+    close() { open = false; stop(); clearTimeout(again); clearInterval(look); bar.close(); pane.close(); board.close(); document.title = "scalerl"; },
     find: bar.focus,
     back() { if (board.dialog.open) return; if (state.open && narrow()) leave(); else location.hash = link("run", id); },
     // Another address of the same view: what differs is shown, and nothing is built again.

@@ -110,6 +110,9 @@ def test_histograms_have_the_same_bins_for_all_and_for_the_matched(page, base):
     assert sum(found["reward"]["all"]) == 108 and sum(found["reward"]["matched"]) == 96
     assert len(found["reward"]["edges"]) == 6 and found["reward"]["matched"][-1] == 0
     assert sum(found["length"]["all"]) == 120
+    steps = found["step"]
+    assert sum(steps["all"]) == 120 and steps["edges"][0] == 0 and steps["edges"][-1] == 10
+    assert sum(steps["matched"]) == 96
     assert found["by"]["correct"] == {"false": 96}
     assert sum(found["by"]["task"].values()) == 96 and set(found["by"]["task"]) == {
         "sums", "long sums"
