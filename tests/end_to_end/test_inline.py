@@ -31,3 +31,13 @@ def test_a_real_run_on_the_virtual_clock_repeats_itself_bit_for_bit(tmp_path):
     assert any(step["mixed_versions"] > 0 for step in steps), "weights change in flight"
     # Time is the world's: 0.3 s for a step.
     assert steps[0]["ledger"]["spent"]["train"] == pytest.approx(0.3)
+
+
+def test_with_a_lag_every_token_is_exactly_that_old(tmp_path):
+    recipe = Recipe.load(
+        "scalerl", "tiny-short", overrides=[*SMALL, "schedule.name=lag", "schedule.k=2",
+                                            "budget.steps=4"]
+    )  # fmt: skip
+    train(recipe, tmp_path / "run")
+    found = [list(step["staleness"]["histogram"]) for step in lines(tmp_path / "run/steps.jsonl")]
+    assert found == [["0"], ["1"], ["2"], ["2"]]

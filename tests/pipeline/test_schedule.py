@@ -53,7 +53,7 @@ class World:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(["pipeline", "off-policy"]),
+    name=st.sampled_from(["pipeline", "off-policy", "lag"]),
     k=st.integers(1, 8),
     prompts=st.integers(1, 5),
     capacity=st.integers(1, 20),
@@ -66,9 +66,24 @@ def test_nothing_is_too_old_lost_trained_twice_or_stuck(name, k, prompts, capaci
         if world.trainer >= 4 * k + 4:
             break
     assert world.trainer >= 4 * k + 4, "the world is stuck"
-    assert max(world.staleness) <= (k if name == "pipeline" else k - 1)
+    assert max(world.staleness) <= (k - 1 if name == "off-policy" else k)
     assert len(set(world.trained)) == len(world.trained)
     assert set(world.trained) | set(world.under_way) == set(range(world.serial))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    k=st.integers(1, 8),
+    prompts=st.integers(1, 5),
+    capacity=st.integers(1, 20),
+    seed=st.integers(0, 10**6),
+)
+def test_with_lag_every_group_is_exactly_k_steps_old(k, prompts, capacity, seed):
+    world = World(SCHEDULES["lag"](k, prompts), seed, capacity)
+    while world.trainer < 3 * k:
+        world.turn()
+    steps = [i // prompts for i in range(len(world.staleness))]
+    assert world.staleness == [min(step, k) for step in steps]
 
 
 def test_the_trainer_waits_for_a_group_whose_time_is_running_out():

@@ -26,6 +26,17 @@ def test_the_invariants_hold_in_random_worlds(part):
         live(seed)
 
 
+def test_the_invariants_hold_with_a_lag():
+    for seed in range(60):
+        world = live(seed, **{"schedule.name": "lag"})
+        loop = world.crew.loop
+        # Prompts that are begun again after a loss, or written again after a resume, are younger.
+        if world.end is None or world.world.faults or loop.recipe.placement.deterministic:
+            continue
+        for step in world.store.read(StepLine):
+            assert step.staleness.max == step.staleness.mean == min(world.k, step.step - 1)
+
+
 def test_the_worlds_are_rough_enough():
     """They meet what they are made for: otherwise the test above proves little."""
     lived = [live(seed) for seed in range(400)]

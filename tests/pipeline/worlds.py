@@ -279,7 +279,7 @@ class RandomWorld:
         assert all(len(s.prompts) == self.prompts for s in steps)
         assert version == self.steps or not full
         # Nothing too old.
-        limit = self.k if self.recipe.schedule.name == "pipeline" else self.k - 1
+        limit = self.k - (self.recipe.schedule.name == "off-policy")
         assert all(s.staleness.max <= limit for s in steps)
         # No prompt lost, none trained twice.
         trained = Counter(p for s in steps for p in s.prompts)

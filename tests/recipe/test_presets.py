@@ -10,8 +10,10 @@ from scalerl.errors import InputError
 from scalerl.recipe import Recipe, diff, presets
 from scalerl.recipe.load import annotated, preset_text, provenance, read_preset
 from scalerl.recipe.problems import fields_of
+from scalerl.tasks.registry import recipe_ceiling
+from scalerl.tasks.running_sums import ceiling
 
-OVERLAYS = {"tiny", "tiny-noisy", "tiny-tools", "tiny-guess"}
+OVERLAYS = {"tiny", "tiny-short", "tiny-open", "tiny-noisy", "tiny-tools", "tiny-guess"}
 COMPLETE = [name for name in presets() if name not in OVERLAYS]
 MARKS = ("paper", "derived", "community", "not stated", "ours")
 #: Of the numbers that are from the paper, or derived from it, each with its mark.
@@ -40,7 +42,7 @@ def test_the_presets_that_were_promised_exist():
     promised = (
         "scalerl deepseek-grpo qwen-dapo magistral minimax-m1 base scalerl-32k scalerl-bs512 "
         "scalerl-bs2048 scalerl-8gen scalerl-24gen scalerl-32gen scalerl-scout tiny "
-        "tiny-noisy tiny-tools tiny-guess"
+        "tiny-short tiny-open tiny-noisy tiny-tools tiny-guess"
     )
     assert set(presets()) == set(promised.split())
     assert set(COMPLETE) == set(DIGESTS)
@@ -145,6 +147,19 @@ def test_the_noisy_overlay_is_tiny_with_another_start_and_pace():
         "model.path", "optimiser.lr", "budget.steps"
     }  # fmt: skip
     assert noisy.model.path == "tiny-noisy" and noisy.name == "scalerl+tiny-noisy"
+
+
+def test_the_short_overlay_asks_as_many_prompts_of_each_size_so_that_its_ceiling_is_exact():
+    recipe = Recipe.load("scalerl", "tiny-short")
+    assert recipe_ceiling(recipe) == pytest.approx(ceiling(32, 40, n_min=2, n_max=10))
+    assert recipe_ceiling(recipe) == pytest.approx(22 / 27)
+
+
+def test_the_open_overlay_has_room_to_think_about_every_item():
+    recipe = Recipe.load("scalerl", "tiny-open")
+    assert recipe_ceiling(recipe) == 1.0
+    assert recipe_ceiling(recipe.replace({"length.think_tokens_min": 64})) < 1.0
+    assert recipe.schedule == Recipe.load("scalerl", "tiny-short").schedule
 
 
 def test_scalerl_is_the_defaults_of_the_schema():

@@ -24,7 +24,7 @@ from scalerl.study.definition import (
     variants,
 )
 from scalerl.study.members import check_same
-from scalerl.study.models import GeneratedModel
+from scalerl.study.models import GeneratedModel, models_of, size_path
 
 LOO = ["loo-plan", "loo-lp", "loo-batch", "loo-8op", "loo-fp32", "loo-savg", "loo-dapo",
        "loo-uniform"]  # fmt: skip
@@ -135,11 +135,11 @@ def test_other_sizes_of_the_tiny_model_are_the_studys_own(tmp_path, capsys):
 
 def test_a_size_of_the_tiny_model_is_made_once_and_whole(tmp_path):
     pytest.importorskip("torch")
-    made = GeneratedModel(tmp_path / "models" / "tiny-1x32", "forgetful", 1, 32)
+    made = GeneratedModel.sized(tmp_path / "models" / "tiny-1x32", "forgetful", 1, 32)
     half = tmp_path / "models" / "tiny-1x32.making"
     half.mkdir(parents=True)
     (half / "left-by-a-kill").write_text("")
-    quick = replace(made, options=("--steps", "2", "1", "--rollouts", "4"))
+    quick = replace(made, words=(*made.words, "--steps", "2", "1", "--rollouts", "4"))
     quick.make()
     weights = made.path / "model.safetensors"
     before = weights.stat().st_mtime_ns
@@ -147,6 +147,19 @@ def test_a_size_of_the_tiny_model_is_made_once_and_whole(tmp_path):
     assert made.there and weights.stat().st_mtime_ns == before and not half.exists()
     card = json.loads((made.path / "warmstart.json").read_text())
     assert card["settings"]["layers"] == 1 and card["settings"]["width"] == 32
+
+
+def test_a_larger_vocabulary_is_derived_once_from_any_name_in_the_studys_models(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "models" / "tiny-vocab300"
+    recipe = Recipe.load("scalerl", "tiny", overrides=[f"model.path={path}"])
+    (made,) = models_of([recipe], tmp_path)
+    assert made.words == ("--from", "tiny", "--vocabulary", "300") and not made.there
+    made.make()
+    assert made.there and json.loads((path / "config.json").read_text())["vocab_size"] == 300
+    assert size_path(Recipe.load("scalerl", "tiny"), "vocab300", tmp_path) == str(path)
+    large = recipe.replace({"model.path": f"{path}-logits40"})
+    assert models_of([large], tmp_path)[0].words[-2:] == ("--logits", "40")
 
 
 def test_the_learning_rate_is_kept_on_the_batch_axis_or_goes_with_its_root(tmp_path, capsys):

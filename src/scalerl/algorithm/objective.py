@@ -111,3 +111,16 @@ def objective(logprobs_N: Tensor, part: TokenBatch, options: Options) -> Objecti
         loss = loss + options.kl_coefficient * penalty
         kl = float(penalty.detach())
     return Objective(loss, tokens, kl)
+
+
+def token_slopes(logprobs_N: Tensor, batch: TokenBatch, options: Options) -> Tensor:
+    """|d loss / d log pi_train| of every token, without the KL term: weight · |advantage| · the
+    factor that the loss gives it, such as CISPO's truncated ratio. 0 where the loss clips."""
+    with torch.enable_grad():
+        leaf_N = logprobs_N.detach().requires_grad_()
+        found = LOSSES.resolve(options.loss)(leaf_N, batch, **options.constants)
+        loss = (batch.weights_N.to(found.loss_N.dtype) * found.loss_N).sum()
+        if not loss.requires_grad:  # no token is in the loss
+            return torch.zeros_like(logprobs_N)
+        (slope_N,) = torch.autograd.grad(loss, leaf_N)
+    return slope_N.abs()

@@ -87,7 +87,7 @@ def key_values() -> dict[str, list[str]]:
     """Dotted key of a recipe → its values, where there are few.
 
     >>> key_values()["schedule.name"]
-    ['pipeline', 'off-policy']
+    ['pipeline', 'off-policy', 'lag']
     """
     from scalerl.recipe.fields import names_of
     from scalerl.recipe.problems import known_keys

@@ -139,5 +139,10 @@ def _of_study(args: argparse.Namespace) -> list[Path]:
     if len(targets) > 1:
         raise InputError("the table of a study has one target: give one score")
     study.target = targets[0] if targets else None
+    if study.force is not None:
+        from scalerl.report.force_page import write_force_report
+
+        line = shlex.join(["scalerl", *sys.argv[1:]])
+        return write_force_report(study, args.out, args.title, line)
     command = shlex.join(["scalerl", *sys.argv[1:]])
     return write_study_report(collect(study, args.downstream, args.title, command), args.out)

@@ -21,6 +21,8 @@ itself: the reference, with which all others are compared.
   scalerl study DIR RECIPE [OVERLAY…] [KEY=VALUE…] OPTIONS
                                  start a study, or extend one
   scalerl study DIR study.toml   the same from a study file
+  scalerl study DIR --forces NAME
+                                 how much of a force a recipe bears
   scalerl study DIR              continue the study in DIR
   scalerl study commands DIR     print a `scalerl train` command for each run
                                  that is not done, to run elsewhere; runs are
@@ -37,7 +39,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument(
         "words",
-        nargs="+",
+        nargs="*",
         metavar="DIR [RECIPE|FILE|KEY=VALUE]",
         help="directory of the study, then what `scalerl train` takes, or a study file",
     )
@@ -74,6 +76,14 @@ def add(command: argparse.ArgumentParser) -> None:
         choices=("kept", "sqrt"),
         help="learning rate on the batch axis: kept (default), or scaled by the square root of the "
         "batch size",
+    )
+    which.add_argument(
+        "--forces",
+        nargs="?",
+        const="",
+        metavar="NAME|FILE",
+        help="a force in growing doses: a variant for each of its lines at each dose, with "
+        "verdicts on the dose (without a name: the list of forces)",
     )
     which.add_argument("--variants", metavar="A,B", help="only these variants")
     size = command.add_argument_group("how much")
@@ -118,11 +128,19 @@ def add(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options.refuse_explained_json(args)
     words = list(args.words)
-    commands = words[0] == "commands"
+    if args.forces is not None and (not words or not args.forces):
+        from scalerl.study.force import find_force
+
+        find_force(args.forces)  # says which there are
+    commands = words[:1] == ["commands"]
     if commands:
         words.pop(0)
     if not words:
-        raise InputError("which study? scalerl study commands DIR")
+        raise InputError(
+            "which study? scalerl study commands DIR"
+            if commands
+            else "which study? name its directory: scalerl study DIR …"
+        )
     if args.jobs is not None and args.jobs < 1:
         raise InputError(f"--jobs {args.jobs}: give 1 or more")
     study = _study(args, words)
@@ -146,6 +164,7 @@ def _study(args: argparse.Namespace, words: list[str]) -> Study:
         "leave_one_out": args.leave_one_out or None,
         "forward": args.forward or None,
         "recipes": _names(args.recipes),
+        "forces": args.forces,
         "variants": _names(args.variants),
         "sweep": _joined(map(parse_sweep, args.sweep)) or None,
         "axis": _joined(map(parse_axis, args.axis)) or None,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from scalerl.cli.view import can_draw
+from scalerl.report.dose_words import force_text
 from scalerl.report.table import ReportTable, columns
 from scalerl.report.table import row as table_row
 from scalerl.report.terminal import WIDTH, wrap
@@ -93,8 +94,9 @@ class PlainStudyView(StudyListener):
 
 
 def size_text(study: Study) -> str:
-    seeds = study.definition.seeds
-    many = f"{len(study.variants)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
+    counts = sorted({study.definition.seeds_of(name) for name in study.variants})
+    seeds = " or ".join(map(str, counts))
+    many = f"{len(study.variants)} variants x {seeds} seed{'s' if counts[-1] > 1 else ''}"
     return f"{many} = {len(study.members)} runs"
 
 
@@ -108,8 +110,11 @@ def progress_line(progress: StudyProgress) -> str:
 
 def closing(study: Study, end: StudyEnd) -> str:
     """The table, what failed, and what to type next."""
-    rows = study.table()
-    lines = [table_text(rows), pairwise_text(rows), knobs_text(study.knobs())]
+    if study.force is not None:
+        lines = [force_text(study.force_results())]
+    else:
+        rows = study.table()
+        lines = [table_text(rows), pairwise_text(rows), knobs_text(study.knobs())]
     if study.definition.race:
         lines.append(wrap(str(study.race(closed=end.failed)), "  ", "race: "))
     for name, why in end.failed.items():

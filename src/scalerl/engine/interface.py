@@ -32,6 +32,9 @@ class Sampling:
     top_p: float = 1.0
     #: Number of likeliest tokens to sample from; 0 is off.
     top_k: int = 0
+    #: Standard deviation of Gaussian noise on the logits, in nats; log-probs are those of the noisy
+    #: distribution (`engine/noise.py`; the local engine only).
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +119,7 @@ class EngineSpec:
     #: dtype of the weights, by its name in torch.
     dtype: str
     #: Precision of the language-model head.
-    head: Literal["model", "fp32", "bf16-emulated"]
+    head: Literal["model", "fp32", "bf16-emulated", "fp16-emulated"]
     #: Rollouts that are generated at once in the training lane.
     slots: int
     #: Rollouts that are generated at once in the validation lane.
@@ -142,6 +145,8 @@ class EngineSpec:
     adapter: AdapterSpec | None = None
     #: Sets of weights that are loaded from one verification of all weights to the next.
     verify_every: int = 1
+    #: Parts of the hidden dimension that an emulated head is summed over (the local engine only).
+    head_parts: int = 1
 
 
 @runtime_checkable

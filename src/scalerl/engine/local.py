@@ -173,7 +173,7 @@ class LocalEngine:
         beside = spec.adapter is not None and not spec.adapter.merged
         if beside or LlamaDecoder.from_model(model, 1, spec.columns) is None:
             model = load_model(spec.model, spec.dtype, spec.device, **how)
-        use_head_precision(model, spec.head)
+        use_head_precision(model, spec.head, spec.head_parts)
         return LocalEngine(
             model,
             slots=spec.slots,

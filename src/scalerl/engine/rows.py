@@ -94,6 +94,7 @@ class Rows:
         self.temperature = np.ones(rows_max, dtype=np.float32)
         self.top_p = np.ones(rows_max, dtype=np.float32)
         self.top_k = np.zeros(rows_max, dtype=np.int64)
+        self.noise = np.zeros(rows_max, dtype=np.float32)
         self._how: DrawSettings | None = None
         self._seeds: Tensor | None = None
 
@@ -111,6 +112,7 @@ class Rows:
             self.temperature[i], self.top_p[i], self.top_k[i] = (
                 how.temperature, how.top_p, how.top_k
             )  # fmt: skip
+            self.noise[i] = how.noise
             self.watched[i] = self.watch.kind(r.request.control)
         self._how = self._seeds = None
 
@@ -118,7 +120,7 @@ class Rows:
         """Remove some rows; others move into their places."""
         for array in (self.tokens, self.logprobs, self.versions, self.forced, self.count, self.room,
                       self.forcing, self.watched, self.seeds, self.temperature, self.top_p,
-                      self.top_k):  # fmt: skip
+                      self.top_k, self.noise):  # fmt: skip
             compaction.apply(array)
         for into, out_of in zip(compaction.into.tolist(), compaction.out_of.tolist(), strict=True):
             self.running[into] = self.running[out_of]
@@ -139,7 +141,7 @@ class Rows:
         if first == 0 and self._how is not None and self._seeds is not None:
             how, seeds = self._how, self._seeds
         else:
-            values = (self.temperature, self.top_p, self.top_k)
+            values = (self.temperature, self.top_p, self.top_k, self.noise)
             how = DrawSettings.from_tensors(*(self._tensor(v[first:n]) for v in values))
             seeds = self._tensor(self.seeds[first:n])
             if first == 0:

@@ -12,30 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scalerl.engine.noise import quantiles, with_noise
+from scalerl.engine.random_bits import uniform
 from scalerl.errors import PipelineError
 from scalerl.models.cpu.library import library
 
-# SplitMix64 (Steele et al. 2014): multipliers and shifts, as signed 64-bit numbers.
-_GOLDEN = -7046029254386353131
-_MIX_1 = -4658895280553007687
-_MIX_2 = -7723592293110705685
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's own shift keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
-    """A float64 number in [0, 1) for each (seed, position)."""
-    x = seed_B * _GOLDEN + (position_B + 1) * _MIX_1
-    for _ in range(2):
-        x += _GOLDEN
-        x = (x ^ _shift_right(x, 30)).mul_(_MIX_1)
-        x = (x ^ _shift_right(x, 27)).mul_(_MIX_2)
-        x = x ^ _shift_right(x, 31)
-    # The upper 53 bits, all that a float64 in [0, 1) can hold.
-    return _shift_right(x, 11).double().mul_(2.0**-53)
+__all__ = [
+    "DrawSettings",
+    "NonFiniteLogits",
+    "draw",
+    "draw_from_seeds",
+    "sample",
+    "uniform",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +41,13 @@ class DrawSettings:
     heated: bool
     #: Whether any row uses top-p or top-k.
     truncated: bool
+    #: Standard deviation of the noise on each row's logits; None where no row has any.
+    noise_B: Tensor | None = None
 
     @staticmethod
-    def from_tensors(temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> DrawSettings:
+    def from_tensors(
+        temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, noise_B: Tensor | None = None
+    ) -> DrawSettings:
         """The settings of a batch, with their flags."""
         return DrawSettings(
             temperature_B,
@@ -63,6 +56,7 @@ class DrawSettings:
             greedy=bool((temperature_B <= 0).any()),
             heated=bool((temperature_B != 1).any()),
             truncated=bool(((top_p_B < 1) | (top_k_B > 0)).any()),
+            noise_B=noise_B if noise_B is not None and bool((noise_B > 0).any()) else None,
         )
 
 
@@ -84,17 +78,21 @@ def sample(
 def draw_from_seeds(
     logits_BV: Tensor, how: DrawSettings, seed_B: Tensor, position_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`draw` with the random numbers of these seeds and positions; in C on a CPU without top-p and
-    top-k."""
+    """`draw` with the random numbers (and the noise) of these seeds and positions; in C on a CPU
+    without top-p and top-k."""
     lib = library()
     if lib is None or how.truncated or logits_BV.device.type != "cpu":
+        if how.noise_B is not None:
+            logits_BV = with_noise(logits_BV, how.noise_B, seed_B, position_B)
         return draw(logits_BV, how, uniform(seed_B, position_B))
     logits_BV = logits_BV.float().contiguous()
     rows, words = logits_BV.shape
     token_B, logprob_B = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-    work = torch.empty(words + 64)
-    given = (logits_BV, how.temperature_B, seed_B, position_B, token_B, logprob_B, work)
-    pointers = (ctypes.c_void_p(t.data_ptr()) for t in given)
+    # Room for one row of exponentials and one of noisy logits, each filled up to whole vectors.
+    work = torch.empty(2 * (words + 64))
+    given = (logits_BV, how.temperature_B, seed_B, position_B, token_B, logprob_B, work,
+             how.noise_B, None if how.noise_B is None else quantiles())  # fmt: skip
+    pointers = (ctypes.c_void_p(None if t is None else t.data_ptr()) for t in given)
     if lib.draw(ctypes.c_int64(rows), ctypes.c_int64(words), *pointers):
         raise NonFiniteLogits
     return token_B, logprob_B

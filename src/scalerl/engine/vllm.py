@@ -36,6 +36,7 @@ from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Reque
 from scalerl.engine.probe import Probe
 from scalerl.engine.rows import RunningRollout, check_fits, empty_result
 from scalerl.errors import InputError, PipelineError
+from scalerl.models.head import EMULATED
 from scalerl.models.routing import Experts
 
 #: First supported version of vLLM. The engine reaches into internals, so others are refused.
@@ -164,10 +165,10 @@ class VllmEngine:
 
         from scalerl.engine import vllm_adapter, vllm_model
 
-        if spec.head == "bf16-emulated":
+        if spec.head in EMULATED:
             raise InputError(
-                "placement.engine=vllm cannot emulate a BF16 head: set precision.generator_head="
-                "fp32 or model, or placement.engine=local"
+                f"placement.engine=vllm cannot emulate a head ({spec.head}): set "
+                "precision.generator_head=fp32 or model, or placement.engine=local"
             )
         torch.set_num_threads(spec.threads)
         self.spec, self.version = spec, 0

@@ -4,13 +4,16 @@ Generator and trainer run different kernels; in BF16 their logits differ enough 
 importance ratio. So the head, on both sides, takes the model's hidden states and weight as they
 are, converts both to FP32 (exactly: every BF16 number is an FP32 number) and multiplies there.
 
-Three precisions:
+Precisions:
 
 - `fp32`: as above.
 - `model`: in the dtype of the weight; what the model itself would do.
 - `bf16-emulated`: hidden states, weight, bias and result are rounded to BF16, the product is summed
   in FP32. That is what BF16 hardware does, at the speed of FP32, for studies on a CPU. Rounding is
   passed straight through in the backward pass.
+- `fp16-emulated`: the same with FP16. Numbers beyond its largest, ±65,504, saturate there instead
+  of becoming infinite, and those below 3e-8 become 0; gradients pass through both as through
+  rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from torch.nn import functional as F
 
 from scalerl.errors import InputError
 
-Precision = Literal["model", "fp32", "bf16-emulated"]
+Precision = Literal["model", "fp32", "bf16-emulated", "fp16-emulated"]
+#: The dtype that an emulated head rounds to.
+EMULATED: dict[str, torch.dtype] = {
+    "bf16-emulated": torch.bfloat16,
+    "fp16-emulated": torch.float16,
+}
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -34,25 +42,32 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.to(torch.bfloat16).to(x.dtype)
+    def forward(ctx: Any, x: Tensor, coarse: torch.dtype) -> Tensor:
+        if coarse == torch.float16:
+            most = torch.finfo(coarse).max
+            x = x.clamp(-most, most)
+        return x.to(coarse).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to BF16 and stored in `dtype`, with a straight-through gradient."""
-    return cast(Tensor, _StraightThrough.apply(x.to(dtype)))  # type: ignore[no-untyped-call]
+def rounded(x: Tensor, dtype: torch.dtype, precision: Precision) -> Tensor:
+    """x rounded as an emulated precision rounds and stored in `dtype`, with a straight-through
+    gradient."""
+    return cast(Tensor, _StraightThrough.apply(x.to(dtype), EMULATED[precision]))  # type: ignore[no-untyped-call]
 
 
-def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision) -> Tensor:
+def project(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision, parts: int = 1
+) -> Tensor:
     """hidden @ weight.T + bias in the given precision, also inside an autocast region. The result
     is FP32; with precision `model` it has the dtype of the weight.
 
     In `fp32` a BF16 weight is converted at each call, V·D·4 bytes: a cached FP32 copy would go
-    stale when new weights arrive between two tokens.
+    stale when new weights arrive between two tokens. An emulated precision may sum over `parts` of
+    the hidden dimension, and round after each.
     """
     with torch.autocast(hidden.device.type, enabled=False):
         if precision == "model":
@@ -62,12 +77,18 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None, precision: Prec
             return F.linear(
                 hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             )
-        product = F.linear(
-            rounded(hidden, dtype),
-            rounded(weight, dtype),
-            None if bias is None else rounded(bias, dtype),
+        coarse_bias = None if bias is None else rounded(bias, dtype, precision)
+        pieces = zip(
+            rounded(hidden, dtype, precision).tensor_split(parts, dim=-1),
+            rounded(weight, dtype, precision).tensor_split(parts, dim=-1),
+            strict=True,
         )
-        return rounded(product, dtype)
+        first_hidden, first_weight = next(pieces)
+        product = rounded(F.linear(first_hidden, first_weight, coarse_bias), dtype, precision)
+        for part, rows in pieces:
+            term = rounded(F.linear(part, rows), dtype, precision)
+            product = rounded(product + term, dtype, precision)
+        return product
 
 
 class HeadModule(Protocol):
@@ -119,28 +140,36 @@ class Head:
 
 
 class HeadLinear(nn.Linear):
-    """An `nn.Linear` that shares another's parameters and multiplies in a given precision."""
+    """An `nn.Linear` that shares another's parameters and multiplies in a given precision, summed
+    over `parts` of the hidden dimension (`project`)."""
 
-    def __init__(self, source: nn.Linear, precision: Precision) -> None:
+    def __init__(self, source: nn.Linear, precision: Precision, parts: int = 1) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight = source.weight
         self.register_parameter("bias", source.bias)
         self.precision = precision
+        self.parts = parts
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return project(hidden, self.weight, self.bias, self.precision)
+        return project(hidden, self.weight, self.bias, self.precision, self.parts)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, precision={self.precision}"
 
 
-def use_head_precision(model: nn.Module, precision: Precision) -> None:
+def use_head_precision(model: nn.Module, precision: Precision, parts: int = 1) -> None:
     """Make the model itself, `model(...).logits` and `model.generate(...)`, use a precision for its
     head. Parameters, their names, tying and checkpoints stay as they are; `model` undoes it."""
     _check_precision(precision)
+    head = _linear_head(model)
+    if not 1 <= parts <= head.in_features:
+        raise InputError(
+            f"forces.generator_split = {parts}: a head of width {head.in_features} is summed over "
+            f"1 to {head.in_features} parts"
+        )
     lm: Any = model
-    lm.set_output_embeddings(HeadLinear(_linear_head(model), precision))
+    lm.set_output_embeddings(HeadLinear(head, precision, parts))
 
 
 def head_of(model: nn.Module, precision: Precision, *, verify: bool = True) -> Head:
@@ -250,7 +279,7 @@ def _verify(model: nn.Module, head: Head) -> None:
         )
     # A wrong head differs by the size of the logits, rounding by a few units in the last place of
     # the coarser of the two precisions: 16 units separate the two cases.
-    coarsest = torch.bfloat16 if head.precision == "bf16-emulated" else weight.dtype
+    coarsest = EMULATED.get(head.precision, weight.dtype)
     allowed = 16 * torch.finfo(coarsest).eps * max(1e-6, float(theirs.abs().max()))
     if theirs.shape != ours.shape or not float((theirs - ours).abs().max()) <= allowed:
         raise InputError(

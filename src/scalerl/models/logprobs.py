@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from scalerl.errors import InputError
-from scalerl.models.head import Head, accumulation_dtype, project, rounded
+from scalerl.models.head import EMULATED, Head, accumulation_dtype, project, rounded
 
 #: Tokens × words of a block on a CPU: 4 MiB stay in the cache. The fastest of those measured by
 #: benchmarks/logprobs.py.
@@ -231,7 +231,7 @@ def _chunks(n: int, size: int) -> Iterator[slice]:
 
 def _used(x: Tensor, head: Head, dtype: torch.dtype) -> Tensor:
     """An operand of the head as it enters the product, in `dtype`."""
-    return rounded(x, dtype) if head.precision == "bf16-emulated" else x.to(dtype)
+    return rounded(x, dtype, head.precision) if head.precision in EMULATED else x.to(dtype)
 
 
 def _operands(

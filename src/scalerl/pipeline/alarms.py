@@ -82,7 +82,7 @@ class Alarms:
             f"length.{cut}": f"length.{cut}={2 * length.constants[cut]}",
             "optimiser.lr": f"optimiser.lr={recipe.optimiser.lr / 2:g}",
         }
-        if recipe.schedule.name == "pipeline" and k > 1:
+        if recipe.schedule.name in ("pipeline", "lag") and k > 1:
             better["schedule.k"] = f"schedule.k={k // 2}"
         return Alarms(
             length.truncation_warn, length.truncation_critical, f"length.{cut}", out, better

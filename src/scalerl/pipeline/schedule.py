@@ -1,4 +1,4 @@
-"""The two schedules (paper, section 3.1): when groups may start, and which to train on next.
+"""The schedules (paper, section 3.1): when groups may start, and which to train on next.
 
 pipeline-k     Generators stream; new weights are published after every step. A token written at
                version v may be trained on up to version v + k. New groups are only started while
@@ -6,6 +6,9 @@ pipeline-k     Generators stream; new weights are published after every step. A 
                rather than leave a group behind: nothing is ever too old, or thrown away.
 off-policy-k   Generate k batches with one set of weights, then make k updates, then publish.
                off-policy-1 is the synchronous baseline.
+lag-k          Every token is exactly k versions old when it is trained on (younger in the first k
+               steps). Generators and trainer wait for each other: not for speed, but to measure
+               what staleness does, whatever the speed of either side.
 
 Pure functions, without processes or clocks. `tests/pipeline/test_schedule.py` and `test_worlds.py`
 run them through random worlds.
@@ -86,7 +89,8 @@ SCHEDULES: Registry[Callable[[int, int], Schedule]] = Registry(
 class FinishedFirst:
     """What schedules have in common: a batch is the finished groups with the oldest tokens."""
 
-    #: Largest staleness of a token (pipeline), or batches per phase (off-policy).
+    #: Largest staleness of a token (pipeline), staleness of all (lag), or batches per phase
+    #: (off-policy).
     k: int
     #: Groups in a batch.
     prompts: int
@@ -190,3 +194,46 @@ class OffPolicySchedule(FinishedFirst):
     def publishes(self, version: int) -> bool:
         """Whether a phase ends with this version."""
         return version % self.k == 0
+
+
+@SCHEDULES.register("lag")
+@dataclass(frozen=True, slots=True)
+class LagSchedule(FinishedFirst):
+    """Each version of the weights writes one batch, which is trained on k steps later.
+
+    With k = 2 and batches of 4, version 0 writes three batches, so that there is something to
+    train on in the first steps. From then on every version writes one:
+
+    >>> schedule = LagSchedule(k=2, prompts=4)
+    >>> schedule.room(0, 0, under_way=0, finished=0), schedule.room(1, 1, under_way=8, finished=8)
+    (12, 4)
+
+    Nothing is begun before generators have the newest weights, nothing is trained on before all
+    that was begun is finished, so the weights never change while a token is written:
+
+    >>> schedule.room(1, 0, under_way=8, finished=8)
+    0
+    >>> schedule.too_few(1, under_way=12, finished=11).waits_for
+    '1 more groups'
+    """
+
+    @property
+    def streams(self) -> bool:
+        return True
+
+    def room(self, trainer: int, generator: int, under_way: int, finished: int) -> int:
+        """Number of new groups that may be started: what is missing of k + 1 batches."""
+        return max(self._in_store - under_way, 0) if generator == trainer else 0
+
+    def too_few(self, trainer: int, under_way: int, finished: int) -> NextBatch | None:
+        """What the trainer waits for, unless k + 1 batches are finished; else None."""
+        missing = max(self._in_store, under_way) - finished
+        return NextBatch((), missing, None, f"{missing} more groups") if missing > 0 else None
+
+    def publishes(self, version: int) -> bool:
+        """True: the weights of every version are published."""
+        return True
+
+    @property
+    def _in_store(self) -> int:
+        return self.prompts * (self.k + 1)

@@ -184,7 +184,10 @@ class RunSetup:
             control=control,
             validation_control=control if recipe.validation.length_control else plain,
             sampling=Sampling(
-                recipe.sampling.temperature, recipe.sampling.top_p, recipe.sampling.top_k
+                recipe.sampling.temperature,
+                recipe.sampling.top_p,
+                recipe.sampling.top_k,
+                recipe.forces.sampler_noise,
             ),
             validation_sampling=Sampling(recipe.validation.temperature),
             model=model,

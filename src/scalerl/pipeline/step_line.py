@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scalerl.algorithm.diagnostics import Diagnostics
 from scalerl.algorithm.episode import Group
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.environment_pool import commonest
@@ -16,6 +17,7 @@ from scalerl.pipeline.groups import CheckSummary
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.transcripts import play_of
 from scalerl.runs.lines import (
+    Clipping,
     FilterCounts,
     GroupSeconds,
     Lengths,
@@ -53,6 +55,28 @@ def _lengths(groups: Sequence[Sequence[int]]) -> Lengths:
     )
 
 
+def _clipping(found: Diagnostics) -> Clipping | None:
+    tokens, truncated = found.tokens_by_probability, found.truncated_by_probability
+    if not tokens:
+        return None
+    return Clipping(tokens, tuple(c / max(n, 1) for n, c in zip(tokens, truncated, strict=True)))
+
+
+def gradient_chance(groups: Sequence[Sequence[bool | None]]) -> float | None:
+    """The expected share of prompts with both right and wrong rollouts, 1 - p^n - (1-p)^n, given
+    for each prompt whether its rollouts are right (None: not scored).
+
+    >>> gradient_chance([[True, False], [True, True, None]])
+    0.25
+    """
+    scored = [[right for right in group if right is not None] for group in groups]
+    sizes = np.array([len(rights) for rights in scored if rights])
+    if not len(sizes):
+        return None
+    p = np.array([np.mean(rights) for rights in scored if rights])
+    return float(np.mean(1 - p**sizes - (1 - p) ** sizes))
+
+
 def step_line(
     done: m.StepDone, batch: Sequence[Group], summary: CheckSummary, stages: GroupSeconds | None,
     retired: int, ledger: Ledger,
@@ -61,6 +85,7 @@ def step_line(
     report = done.report
     episodes = [e for g in batch for e in g.episodes]
     rewards = [e.reward for e in episodes if e.reward is not None]
+    solved = [[bool(e.correct) for e in g.episodes] for g in batch]
     mixed = [e.versions is not None and e.versions[0] != e.versions[1] for e in episodes]
     d = report.diagnostics
     return StepLine(
@@ -78,7 +103,13 @@ def step_line(
         logprob_gap=LogprobGap(d.gap_mean, d.gap_max, d.kl_gen_train),
         non_finite=d.non_finite,
         entropy=d.entropy,
-        staleness=Staleness(d.staleness_mean, d.staleness_max, d.staleness_histogram),
+        staleness=Staleness(
+            d.staleness_mean,
+            d.staleness_max,
+            d.staleness_histogram,
+            gap={age: gap.mean for age, gap in d.gap_by_staleness.items()} or None,
+            kl={age: gap.kl for age, gap in d.gap_by_staleness.items()} or None,
+        ),
         kl=report.kl,
         metrics=dict(report.metrics) | {n: float(np.mean(v)) for n, v in summary.metrics.items()},
         reward=float(np.mean(rewards)) if rewards else None,
@@ -92,9 +123,14 @@ def step_line(
         length=_lengths([[len(e) for e in g.episodes] for g in batch]),
         context_tokens=report.context_tokens,
         publish_seconds=done.publish_seconds,
+        always_solved=float(np.mean([all(each) for each in solved])),
+        never_solved=float(np.mean([not any(each) for each in solved])),
         group_seconds=stages,
         filtered=FilterCounts(**report.filtered.to_dict()),
         retired=retired,
+        clipping=_clipping(d),
+        far_gradient=d.far_gradient,
+        gradient_chance=gradient_chance([[e.correct for e in g.episodes] for g in batch]),
         compute=ledger.compute(),
         ledger=ledger.to_line(),
         unscored_why=commonest(summary.unscored) or None,

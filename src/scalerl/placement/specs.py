@@ -115,6 +115,7 @@ def engine_spec(setup: RunSetup) -> EngineSpec:
         adapter=None if recipe.placement.engine == "simulated" else setup.adapter,
         verify_every=recipe.placement.proof_every,
         devices=recipe.placement.devices_per_generator,
+        head_parts=recipe.forces.generator_split,
     )
 
 

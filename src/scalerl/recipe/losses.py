@@ -8,7 +8,7 @@ before a run starts.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -83,6 +83,21 @@ class GspoConstants(Section):
     clip_high: float = _clip_high(5e-3, "paper")
 
 
+class SequenceTisConstants(Section):
+    ratio_cap: float = field(
+        2.0,
+        "absolute cap on the ratio of an episode",
+        "community: 2 in verl's rollout correction",
+        unit="ratio",
+        ge=1,
+    )
+    ratio: Literal["product", "mean"] = field(
+        "product",
+        "ratio of an episode: the product of its tokens' ratios, or their geometric mean (mean)",
+        "ours",
+    )
+
+
 #: The constants of each built-in loss.
 LOSS_CONSTANTS: dict[str, type[Section]] = {
     "cispo": CispoConstants,
@@ -91,6 +106,7 @@ LOSS_CONSTANTS: dict[str, type[Section]] = {
     "gspo": GspoConstants,
     "dr-grpo": DrGrpoConstants,
     "reinforce": ReinforceConstants,
+    "sequence-tis": SequenceTisConstants,
 }
 LOSS_NAMES = Names("loss", *LOSS_CONSTANTS)
 AGGREGATION_NAMES = Names("aggregation", "prompt", "sample", "token", "constant")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -114,7 +114,7 @@ def open_sections(data: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def nearest(path: str, known: Mapping[str, Any]) -> str | None:
+def nearest(path: str, known: Collection[str]) -> str | None:
     """The known key most similar to this one, or None."""
     # In order: another framework's name, a typing error in the same section, the right name in the
     # wrong section, and any similar key.

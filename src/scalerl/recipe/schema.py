@@ -12,6 +12,7 @@ from scalerl.errors import InputError
 from scalerl.recipe.adapter import AdapterSection
 from scalerl.recipe.curriculum import Curriculum, NoPositiveResamplingCurriculum
 from scalerl.recipe.fields import Section, field
+from scalerl.recipe.forces import ForcesSection
 from scalerl.recipe.length import InterruptionLength, Length, PenaltyLength, PlainLength
 from scalerl.recipe.losses import LossSection
 from scalerl.recipe.sections_algorithm import (
@@ -64,6 +65,7 @@ class Recipe(Section):
     length: Length = InterruptionLength()
     environment: EnvironmentSection = EnvironmentSection()
     precision: PrecisionSection = PrecisionSection()
+    forces: ForcesSection = ForcesSection()
     schedule: ScheduleSection = ScheduleSection()
     optimiser: OptimiserSection = OptimiserSection()
     validation: ValidationSection = ValidationSection()
@@ -178,6 +180,7 @@ class Recipe(Section):
                     "off-policy phase fixes its prompts in advance, so none are left to refill with"
                 )
         self._check_decay()
+        self._check_forces()
         if self.placement.trainer == "local" and self.placement.trainers > 1:
             raise ValueError(
                 'placement.trainer = "local" uses one device, but placement.trainers = '
@@ -210,6 +213,30 @@ class Recipe(Section):
                 'advantage.normalisation = "none": set both, or set loss.name = "grpo"'
             )
         return self
+
+    def _check_forces(self) -> None:
+        """Refuse forces that the run cannot have."""
+        forces, engine = self.forces, self.placement.engine
+        # The simulated engine writes nothing.
+        if forces.active and engine not in ("local", "simulated"):
+            raise ValueError(
+                f'placement.engine = "{engine}" adds no forces to its sampler: set '
+                'placement.engine = "local", or leave out forces.sampler_noise and '
+                "forces.generator_split"
+            )
+        if forces.sampler_noise and self.sampling.top_k == 1:
+            raise ValueError(
+                f"forces.sampler_noise = {forces.sampler_noise:g} needs a sampler that draws, but "
+                "sampling.top_k = 1 always takes the likeliest token: set sampling.top_k = 0, or "
+                "leave out forces.sampler_noise"
+            )
+        head = self.precision.generator_head
+        if forces.generator_split > 1 and not head.endswith("-emulated"):
+            raise ValueError(
+                f"forces.generator_split = {forces.generator_split} rounds partial sums, but "
+                f'precision.generator_head = "{head}" does not round: set it to "bf16-emulated" or '
+                '"fp16-emulated", or leave out forces.generator_split'
+            )
 
     def _check_devices(self) -> None:
         where, many = self.placement, self.placement.devices_per_generator

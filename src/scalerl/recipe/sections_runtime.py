@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field, StrictFloat, model_validator
 from scalerl.recipe.fields import Section, field
 from scalerl.recipe.names import Names, name_or_path
 
-SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy")
+SCHEDULE_NAMES = Names("schedule", "pipeline", "off-policy", "lag")
 Name = Annotated[str, AfterValidator(name_or_path)]
-Head = Literal["fp32", "model", "bf16-emulated"]
+Head = Literal["fp32", "model", "bf16-emulated", "fp16-emulated"]
 #: Fields of the optimiser that a constant rate does not use.
 DECAY_CONSTANTS = ("decay_start", "decay_steps", "min_lr_ratio")
 
@@ -24,7 +24,9 @@ class PrecisionSection(Section):
     """Precision of the language-model head, which limits how exact the ratio is."""
 
     trainer_head: Head = field(
-        "fp32", "head of the trainer: fp32, the model's dtype, or emulated bf16 rounding", "paper"
+        "fp32",
+        "head of the trainer: fp32, the model's dtype, or emulated bf16 or fp16 rounding",
+        "paper",
     )
     generator_head: Head = field("fp32", "head of the generator, as trainer_head", "paper")
     one_sided: bool = field(
@@ -53,17 +55,18 @@ class PrecisionSection(Section):
 class ScheduleSection(Section):
     """When generators and trainer wait for each other. Under pipeline, generators never stop, and
     the trainer waits before a token would be more than k steps old. Under off-policy, one set of
-    weights generates k batches, then k optimiser steps follow."""
+    weights generates k batches, then k optimiser steps follow. Under lag, every token is exactly k
+    steps old, to measure what staleness does."""
 
     name: Annotated[str, SCHEDULE_NAMES] = field(
         "pipeline",
-        "generators run all the time (pipeline), or in turn with the trainer (off-policy)",
+        "generators run all the time (pipeline), or in turn with the trainer (off-policy, lag)",
         "paper",
     )
     k: int = field(
         8,
-        "pipeline: largest age of a token when it is trained on; off-policy: optimiser steps per "
-        "generation phase",
+        "pipeline: largest age of a token when it is trained on; lag: the age of every token; "
+        "off-policy: optimiser steps per generation phase",
         "paper",
         unit="steps",
         ge=1,
@@ -215,8 +218,9 @@ class CheckpointSection(Section):
 
 
 class RecordSection(Section):
-    """What the run directory keeps besides statistics: training episodes to read, with the source
-    of every token, in `episodes/training.jsonl`."""
+    """What the run directory keeps besides statistics: training episodes and validation answers to
+    read, with the source of every token, in `episodes/training.jsonl` and
+    `episodes/validation.jsonl`."""
 
     episodes_per_step: int = field(
         4, "episodes kept of each step, chosen by a hash; 0: none", "ours", unit="episodes", ge=0
@@ -227,6 +231,14 @@ class RecordSection(Section):
         "ours",
         unit="MB",
         gt=0,
+    )
+    validation_megabytes: int = field(
+        100,
+        "limit to validation answers, in the same way: all are kept while it allows, then those "
+        "to fewer prompts, the same ones each time; 0: none",
+        "ours",
+        unit="MB",
+        ge=0,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,10 @@ from scalerl.errors import InputError
 from scalerl.files import read_limited
 from scalerl.recipe import Recipe, diff, forward, leave_one_out
 from scalerl.recipe import toml as recipe_toml
-from scalerl.recipe.load import parse_override, recipe_from
+from scalerl.recipe.load import parse_override, presets, recipe_from
 from scalerl.recipe.problems import nearest
 from scalerl.study.axes import AXES, HERE, axis_changes
+from scalerl.study.force import HOME_WORD, find_force, force_variants
 
 FILE = "study.toml"
 RateRule = Literal["kept", "sqrt"]
@@ -46,9 +47,13 @@ class StudyDefinition:
     axis: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     #: Learning rate on the batch axis: as it is, or times the root of the batch's growth.
     learning_rate: RateRule = "kept"
+    #: A force by its name or file: a variant for each of its lines at each dose.
+    forces: str = ""
     #: Only these of the variants (and the reference); none: all.
     variants: tuple[str, ...] = ()
     seeds: int = 1
+    #: Variant → runs, where they are not `seeds`.
+    more_seeds: Mapping[str, int] = field(default_factory=dict)
     #: Budget of each member; None: that of the recipe.
     steps: int | None = None
     #: Share of the budget for screening; 1: no screening.
@@ -70,6 +75,17 @@ class StudyDefinition:
         for name in self.axis:
             if name not in AXES:
                 raise InputError(f"no axis {name!r}: choose from {', '.join(AXES)}")
+        others = ("leave_one_out", "forward", "recipes", "sweep", "axis", "race")
+        if self.forces and (other := next((k for k in others if getattr(self, k)), None)):
+            # Its reference and its verdicts are about doses alone.
+            raise InputError(f"a study of the force {self.forces} has no {other}: leave it out")
+        for name, count in self.more_seeds.items():
+            if count < 1:
+                raise InputError(f"{count} seeds of {name}: give 1 or more")
+
+    def seeds_of(self, variant: str) -> int:
+        """Runs of a variant."""
+        return self.more_seeds.get(variant, self.seeds)
 
     def given(self) -> dict[str, Any]:
         """The keys that differ from their defaults, as a study file has them."""
@@ -115,6 +131,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "leave_one_out": (bool,), "forward": (bool,), "race": (bool,), "seeds": (int,), "steps": (int,),
     "screen": (int, float), "learning_rate": (str,), "sweep": (dict,), "axis": (dict,),
     "recipe": (list, str), "recipes": (list, str), "variants": (list, str),
+    "forces": (str,), "more_seeds": (dict,),
 }  # fmt: skip
 
 
@@ -127,6 +144,8 @@ def _typed(where: str, key: str, value: Any) -> Any:
         if not all(isinstance(word, str) for word in words):
             raise InputError(f"{where}: {key} holds something that is no text")
         return tuple(words)
+    if key == "more_seeds" and not all(type(count) is int for count in value.values()):
+        raise InputError(f"{where}: more_seeds holds something that is no whole number")
     if key in ("sweep", "axis"):
         return {k: tuple(v) if isinstance(v, list | tuple) else (v,) for k, v in value.items()}
     return value
@@ -172,17 +191,23 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def variants(
-    asked: StudyDefinition, known: Mapping[str, Recipe] | None = None, home: Path = HERE
+    asked: StudyDefinition,
+    known: Mapping[str, Recipe] | None = None,
+    home: Path = HERE,
+    old_rivals: Collection[str] = (),
 ) -> dict[str, Recipe]:
     """Every variant by name, the reference first. `known` are those that the study has already:
     they stay what they are, whatever has become of the files that they were made from. `home` is
-    its directory.
+    its directory, and `old_rivals` those that it has made variants of: their files may be gone, as
+    after a move of the study.
 
     >>> list(variants(StudyDefinition(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
     ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
     """
     kept = dict(known or {})
     base = next(iter(kept.values())) if kept else _base(asked)
+    if asked.forces:
+        return _only(asked, _of_force(asked, kept, home), kept)
     if asked.steps is not None:
         base = base.replace({"budget.steps": asked.steps})
     # By the whole budget, before a member is screened with a part of it.
@@ -192,7 +217,7 @@ def variants(
         raise InputError("how long is each run? give --steps N")
     found = {name: recipe.replace(budget) for name, recipe in ({base.name: fixed} | kept).items()}
     made: set[str] = set()
-    for name, recipe in _others(asked, base, home):
+    for name, recipe in _others(asked, base, home, old_rivals):
         same_budget = recipe.replace({"name": name, **budget}).with_decay_fixed()
         # A value of a sweep may be that of the reference.
         if not diff(fixed, same_budget):
@@ -204,12 +229,33 @@ def variants(
     return _only(asked, found, kept)
 
 
-def _others(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
+def _of_force(asked: StudyDefinition, kept: Mapping[str, Recipe], home: Path) -> dict[str, Recipe]:
+    """The variants of a study of a force: each line at each dose, with the same budget."""
+    plain = _base(asked)
+    if HOME_WORD in plain.model.path:
+        plain = plain.replace({"model.path": plain.model.path.replace(HOME_WORD, str(home))})
+    if not any(plain.to_dict()["budget"].values()):
+        raise InputError("how long is each run? give --steps N")
+    found: dict[str, Recipe] = {}
+    for name, changes in force_variants(find_force(asked.forces, home)):
+        made = _one(plain, name, changes)[1].replace({"name": name}).with_decay_fixed()
+        if name not in kept:
+            found[name] = made
+            continue
+        # What has been run stays what it is; its budget may grow.
+        budget = {} if asked.steps is None else {"budget.steps": asked.steps}
+        found[name] = kept[name].replace(budget)
+    return found | {name: recipe for name, recipe in kept.items() if name not in found}
+
+
+def _others(
+    asked: StudyDefinition, base: Recipe, home: Path, old_rivals: Collection[str]
+) -> Iterator[tuple[str, Recipe]]:
     if asked.leave_one_out:
         yield from leave_one_out(base)
     if asked.forward:
         yield from forward(base)
-    yield from _rivals(asked)
+    yield from _rivals(asked, old_rivals)
     yield from _swept(asked, base)
     yield from _scaled(asked, base, home)
 
@@ -236,11 +282,14 @@ def safe(name: str) -> str:
     return _UNSAFE.sub("-", name).strip("-.") or "recipe"
 
 
-def _rivals(asked: StudyDefinition) -> Iterator[tuple[str, Recipe]]:
+def _rivals(asked: StudyDefinition, old_rivals: Collection[str]) -> Iterator[tuple[str, Recipe]]:
     """Other recipes, with the same overlays and changes over them."""
     first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
     rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
     for rival in asked.recipes:
+        # The recipe that was made of it is in the study's own folder of recipes.
+        if rival in old_rivals and rival not in presets() and not Path(rival).is_file():
+            continue
         recipe = recipe_from([rival, *rest, *_steps(asked)])
         yield safe(recipe.name), recipe
 

@@ -144,13 +144,13 @@ class Runner:
 
     def go(self, caught: list[int]) -> StudyEnd:
         self.listener.begin(self.study, self.jobs)
-        self.listener.table(self.study.table())
+        self.say_table()
         read_at = -READ_SECONDS
         while not caught:
             ended = self.reap()
             # A fit takes longer than a poll: the table is made when there is something new.
             if ended:
-                self.listener.table(self.study.table())
+                self.say_table()
             if ended or time.monotonic() - read_at > READ_SECONDS:
                 if not self.fill():
                     break
@@ -163,6 +163,12 @@ class Runner:
             return StudyEnd(self.failed, caught[0])
         self.listener.progress(self.progress())
         return StudyEnd(self.failed)
+
+    def say_table(self) -> None:
+        """Give the listener the table. A force has dozens of variants, each with a comparison that
+        would take the cores from its short runs: its numbers are made at the end."""
+        if self.study.force is None:
+            self.listener.table(self.study.table())
 
     # -- what next --------------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ from scalerl.study.definition import (
     read_definition,
     variants,
 )
+from scalerl.study.dose_results import ForceResults, force_results
+from scalerl.study.force import FILE as FORCE_FILE
+from scalerl.study.force import ForceDefinition, find_force, with_force
 from scalerl.study.knobs import Knob, knob_map
 from scalerl.study.members import (
     LIMITS,
@@ -50,7 +53,7 @@ from scalerl.study.members import (
     portions,
     read_progress,
 )
-from scalerl.study.models import GeneratedModel, make_all, models_of
+from scalerl.study.models import GeneratedModel, make_all, models_of, relocated
 from scalerl.study.race import RaceCache, Racer, RaceState, race
 from scalerl.study.rates import Expected, Rate, expected
 from scalerl.study.stability import Stability, assess_lines, half_check
@@ -100,13 +103,15 @@ class Study:
     """
 
     def __init__(self, path: str | Path, recipe: Sequence[str] | str = (), **more: Any) -> None:
-        words = (recipe,) if isinstance(recipe, str) else tuple(recipe)
+        words: Sequence[str] = (recipe,) if isinstance(recipe, str) else tuple(recipe)
         # As TOML has them, which knows no tuples.
         given = {k: list(v) if isinstance(v, tuple) else v for k, v in more.items()}
         self.path = Path(path)
         if "=" in str(path):
             raise InputError(f"{path}: a study's directory has no = in its name: choose another")
         there = (self.path / FILE).exists()
+        if given.get("forces") is not None and (words or not there):
+            words, given = with_force(words, given)
         if not there and not words:
             raise InputError(
                 f"{path} holds no study: name a recipe, as in `scalerl study {path} scalerl tiny "
@@ -133,7 +138,7 @@ class Study:
 
     def _read(self) -> tuple[dict[str, Recipe], StudyDefinition]:
         asked = read_definition(self.path / FILE)
-        known = {n: Recipe.load(self._file(n)) for n in asked.variants}
+        known = {n: relocated(Recipe.load(self._file(n)), self.path) for n in asked.variants}
         return known, asked
 
     def _file(self, variant: str) -> Path:
@@ -142,7 +147,7 @@ class Study:
     def _members(self) -> list[Member]:
         made = []
         for variant, recipe in self.variants.items():
-            for seed in range(recipe.seed, recipe.seed + self.definition.seeds):
+            for seed in range(recipe.seed, recipe.seed + self.definition.seeds_of(variant)):
                 name = f"{variant}-s{seed}"
                 made.append(
                     Member(
@@ -151,6 +156,12 @@ class Study:
                     )
                 )  # fmt: skip
         return made
+
+    @property
+    def force(self) -> ForceDefinition | None:
+        """The force that it is about, if it is a study of one."""
+        asked = self.definition.forces
+        return find_force(asked, self.path) if asked else None
 
     @property
     def reference(self) -> str:
@@ -165,6 +176,8 @@ class Study:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             for name, recipe in self.variants.items():
                 _replace(self._file(name), recipe.to_toml())
+            if self.force is not None:
+                _replace(self.path / FORCE_FILE, self.force.text)
             asked = replace(self.definition, variants=tuple(self.variants))
             _replace(self.path / FILE, asked.to_toml())
         except OSError as error:
@@ -305,6 +318,15 @@ class Study:
             for m in self.members
         ]
 
+    def force_results(self) -> ForceResults:
+        """What the runs of a force show: every line over its doses, with verdicts."""
+        force = self.force
+        if force is None:
+            raise InputError(
+                f"{self.path} is no study of a force: `scalerl study DIR --forces NAME`"
+            )
+        return force_results(force, self._findings())
+
     def plot(self, path: str | None = None) -> Any:
         """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
         from scalerl.report.knob_map import plot_knob_map
@@ -314,16 +336,21 @@ class Study:
     def to_dict(
         self, end: StudyEnd | None = None, results: StudyResults | None = None
     ) -> dict[str, Any]:
-        """Members, table and knobs, as `scalerl study --json` prints them; `end` has the errors of
-        members without a record, `results` are those of `results()` where they are known."""
+        """Members, table and knobs (of a force its results instead), as `scalerl study --json`
+        prints them; `end` has the errors of members without a record, `results` are those of
+        `results()` where they are known."""
         now, failed = self.progress(), {} if end is None else end.failed
+        members = [
+            self._member_dict(member, now[member.name], failed.get(member.name))
+            for member in self.members
+        ]
+        if self.force is not None and results is None:
+            # Its dozens of cells are not compared as variants, unless that is asked for.
+            return {"members": members, "force": self.force_results().to_dict()}
         shown = self.results() if results is None else results
         raced = {"race": self.race(now, failed).to_dict()} if self.definition.race else {}
         return {
-            "members": [
-                self._member_dict(member, now[member.name], failed.get(member.name))
-                for member in self.members
-            ],
+            "members": members,
             **raced,
             "seed_sd": shown.seed_sd,
             "table": [row.to_dict() for row in shown.rows],
@@ -418,6 +445,8 @@ def _grown(old: StudyDefinition, given: Mapping[str, Any]) -> StudyDefinition:
     changes = {key: getattr(more, key) for key in given}
     for key in ("sweep", "axis"):
         changes[key] = {**getattr(old, key), **getattr(more, key)}
+    if "seeds" in given:
+        changes["more_seeds"] = {n: max(c, more.seeds) for n, c in old.more_seeds.items()}
     changes["recipes"] = tuple(dict.fromkeys((*old.recipes, *more.recipes)))
     return replace(old, **{**changes, "variants": more.variants})
 
@@ -427,10 +456,10 @@ def _more(
 ) -> dict[str, Recipe]:
     """The variants that are there, and those that only the extended definition makes: variants that
     were left out when the study started do not come back."""
-    found = variants(new, known, home)
+    found = variants(new, known, home, old.recipes)
     if new.variants:
         return found
-    before = variants(replace(old, variants=()), known, home)
+    before = variants(replace(old, variants=()), known, home, old.recipes)
     return {n: r for n, r in found.items() if n in known or n not in before}
 
 
@@ -444,6 +473,9 @@ def _check_growth(
     """A study may grow by seeds, steps and variants; anything else is another study."""
     start = f"{path} holds another study: "
     go_on = f"; `scalerl study {path}` goes on with what is there, or choose another directory"
+    if new.forces != old.forces:
+        was = f"of the force {old.forces}" if old.forces else "of no force"
+        raise InputError(f"{start}it is {was}{go_on}")
     if new.seeds < old.seeds:
         raise InputError(f"{start}it has {old.seeds} seeds, not {new.seeds}{go_on}")
     if known and next(iter(known)) != next(iter(asked)):

@@ -21,7 +21,7 @@ from scalerl.algorithm.batch import TokenBatch
 from scalerl.algorithm.diagnostics import diagnose
 from scalerl.algorithm.episode import Group
 from scalerl.algorithm.learning_rate import LearningRate
-from scalerl.algorithm.objective import objective, prepare
+from scalerl.algorithm.objective import objective, prepare, token_slopes
 from scalerl.algorithm.options import Options
 from scalerl.algorithm.packing import pack
 from scalerl.errors import is_out_of_memory
@@ -191,7 +191,12 @@ class LocalTrainer:
             self.masters.round_into_model()
         whole = objective(stats.logprobs_N, batch, self.options)
         diagnostics = diagnose(
-            stats.logprobs_N, batch, whole.tokens, self._version, stats.entropy_N
+            stats.logprobs_N,
+            batch,
+            whole.tokens,
+            self._version,
+            stats.entropy_N,
+            token_slopes(stats.logprobs_N, batch, self.options),
         )
         self._version += 1
         note = f"memory ran out: micro-batches of {self.token_budget} tokens from now"

@@ -2,7 +2,7 @@
 gives the loss of every token before aggregation; lower is better.
 
 >>> sorted(LOSSES)
-['cispo', 'dapo', 'dr-grpo', 'grpo', 'gspo', 'reinforce']
+['cispo', 'dapo', 'dr-grpo', 'grpo', 'gspo', 'reinforce', 'sequence-tis']
 """
 
 from scalerl.algorithm.losses.cispo import cispo
@@ -13,6 +13,7 @@ from scalerl.algorithm.losses.gspo import gspo
 from scalerl.algorithm.losses.kl import KL_ESTIMATORS, kl_term
 from scalerl.algorithm.losses.registry import LOSSES, Loss
 from scalerl.algorithm.losses.reinforce import reinforce
+from scalerl.algorithm.losses.sequence_tis import sequence_tis
 
 __all__ = [
     "KL_ESTIMATORS",
@@ -25,4 +26,5 @@ __all__ = [
     "gspo",
     "kl_term",
     "reinforce",
+    "sequence_tis",
 ]

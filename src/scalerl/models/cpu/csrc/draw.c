@@ -1,27 +1,52 @@
 /* Drawing a token of every row: engine/sampling.py in one pass over the logits. */
 #include "vectors.h"
 
+#define GOLDEN 0x9E3779B97F4A7C15u
+#define MIX_1 0xBF58476D1CE4E5B9u
+#define MIX_2 0x94D049BB133111EBu
+
 /* SplitMix64, as in engine/sampling.py. */
+INLINE uint64_t mixed(uint64_t x) {
+  x += GOLDEN;
+  x = (x ^ (x >> 30)) * MIX_1;
+  x = (x ^ (x >> 27)) * MIX_2;
+  return x ^ (x >> 31);
+}
+
+INLINE uint64_t start(int64_t seed, int64_t position) {
+  return (uint64_t)seed * GOLDEN + (uint64_t)(position + 1) * MIX_1;
+}
+
 static double uniform(int64_t seed, int64_t position) {
-  const uint64_t golden = 0x9E3779B97F4A7C15u, one = 0xBF58476D1CE4E5B9u, two = 0x94D049BB133111EBu;
-  uint64_t x = (uint64_t)seed * golden + (uint64_t)(position + 1) * one;
-  for (int i = 0; i < 2; i++) {
-    x += golden;
-    x = (x ^ (x >> 30)) * one;
-    x = (x ^ (x >> 27)) * two;
-    x ^= x >> 31;
+  return (double)(mixed(mixed(start(seed, position))) >> 11) * 0x1p-53;
+}
+
+/* Logits with noise, as in engine/noise.py: a 64-bit number gives four words their places in the
+   table of quantiles. */
+static void add_noise(int64_t words, const float *z, float size, int64_t seed, int64_t position,
+                      const float *quantiles, float *to) {
+  const uint64_t key = mixed(mixed(start(seed, position)) ^ MIX_2);
+  for (int64_t from = 0; from < words; from += 4) {
+    const uint64_t bits = mixed(key + (uint64_t)(from / 4) * GOLDEN);
+    const int64_t n = words - from < 4 ? words - from : 4;
+    for (int64_t i = 0; i < n; i++)
+      to[from + i] = z[from + i] + size * quantiles[(bits >> 16 * i) & 0xFFFF];
   }
-  return (double)(x >> 11) * 0x1p-53;
 }
 
 /* Returns the number of rows with logits that are not finite: nothing is to be drawn from them. `work`
-   holds words + VLEN floats. */
+   holds words + VLEN floats, and as many more where there is noise. `noise` is null without any. */
 int64_t draw(int64_t rows, int64_t words, const float *logits, const float *temperature,
              const int64_t *seed, const int64_t *position, int64_t *token, float *logprob,
-             float *work) {
+             float *work, const float *noise, const float *quantiles) {
   int64_t wrong = 0;
   for (int64_t r = 0; r < rows; r++) {
     const float *z = logits + r * words;
+    if (noise && noise[r] > 0) {
+      float *noisy = work + words + VLEN;
+      add_noise(words, z, noise[r], seed[r], position[r], quantiles, noisy);
+      z = noisy;
+    }
     int64_t best = 0;
     for (int64_t v = 1; v < words; v++)
       if (z[v] > z[best]) best = v;
