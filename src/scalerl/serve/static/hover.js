@@ -69,8 +69,8 @@ export function pointTips(chart) {
   function marks() {
     if (!chart.plot) return;
     const { first, last, low } = chart.range();
-    strip.replaceChildren(...curves.flatMap((curve) => (curve.events || []).filter((e) => e.x >= first && e.x <= last).map((e) => {
-      const [x, y] = place(e.x, low);
+    strip.replaceChildren(...curves.flatMap((curve) => (curve.events || []).filter((e) => e.x >= 0 && e.x <= last).map((e) => {
+      const [x, y] = place(Math.max(e.x, first), low);
       const node = el("span", { class: `event ${e.event}`, onpointerenter: () => label.at(x, y - 12, el("b", {}, `${e.event} at step ${e.step.toLocaleString("en")}`), el("span", {}, e.why || short(curve.name, 40))), onpointerleave: () => label.hide() });
       node.style.left = `${x}px`;
       node.style.top = `${y}px`;
@@ -89,7 +89,8 @@ export function pointTips(chart) {
   box.addEventListener("pointerleave", leave);
   redraw.observe(box);
   return {
-    show(list) { curves = list; marks(); },
+    // uPlot sets its scales a moment after it has the data.
+    show(list) { curves = list; requestAnimationFrame(marks); },
     close() { redraw.disconnect(); box.removeEventListener("pointermove", move); box.removeEventListener("pointerleave", leave); },
   };
 }
