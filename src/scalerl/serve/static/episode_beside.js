@@ -11,8 +11,11 @@ import { nodes, plain } from "./episode_text.js";
 const MOST_BESIDE = 16;
 const MOST_VERSIONS = 100;
 
+const nameless = () => ({ drawn: [el("p", {}, "The record does not name the prompt of this episode.")], episodes: [] });
+
 // The episodes of the same prompt and step, in columns.
 export async function group(run, episode, { colour, read, address }) {
+  if (!episode.prompt) return nameless();
   const query = new URLSearchParams({ prompt: episode.prompt, step_from: episode.step, step_to: episode.step, source: episode.source, sort: "-reward", limit: MOST_BESIDE });
   const found = await ask(`/api/v1/runs/${run}/episodes?${query}`);
   const all = await Promise.all(found.episodes.map((each) => episodeOf(run, each.id)));
@@ -30,6 +33,7 @@ export async function group(run, episode, { colour, read, address }) {
 
 // The prompt at every step that it was recorded at, and the difference of two of its answers.
 export async function versions(run, episode, state, keep) {
+  if (!episode.prompt) return nameless();
   const found = await ask(`/api/v1/runs/${run}/prompts/${encodeURIComponent(episode.prompt)}/episodes?sort=oldest&limit=${MOST_VERSIONS}`);
   const list = found.episodes, ids = list.map((each) => each.id);
   const box = el("div", { class: "difference", "aria-live": "polite" });

@@ -36,13 +36,11 @@ export function histogram(label, keys, whole, state, changed) {
     state[most] = String(high);
     changed(least);
   }
-  // Filters include both ends, and bins only the last one's upper end.
-  const low = (i) => whole ? Math.ceil(edges[i]) : +edges[i].toPrecision(6);
-  const high = (i) => {
-    if (whole) return Math.ceil(edges[i + 1]) - 1;
-    const most = i === edges.length - 2 ? edges[i + 1] : edges[i + 1] - (edges[i + 1] - edges[i]) / 1000;
-    return +most.toPrecision(6);
-  };
+  // Filters include both ends, and bins only their lower one. A value at an edge is often there for a
+  // reason (a reward of 0.5), so both ends are a little lower than the edges.
+  const below = (i, parts) => +(edges[i] - parts * (edges[1] - edges[0]) / 1000).toPrecision(9);
+  const low = (i) => whole ? Math.ceil(edges[i]) : below(i, 1);
+  const high = (i) => whole ? Math.ceil(edges[i + 1]) - 1 : below(i + 1, i === edges.length - 2 ? -1 : 2);
   const inside = (i) => (state[least] !== "" || state[most] !== "") && (state[least] === "" || low(i) >= Number(state[least])) && (state[most] === "" || high(i) <= Number(state[most]));
 
   function press(i, extend) {
@@ -69,7 +67,7 @@ export function histogram(label, keys, whole, state, changed) {
     node.hidden = !found;
     if (bars.children.length !== all.length) bars.replaceChildren(...all.map((_, i) => el("button", { type: "button", tabindex: i ? -1 : 0, onclick: (event) => press(i, event.shiftKey) }, el("span", { class: "all" }), el("span", { class: "matched" }))));
     const values = valuesOf(edges), top = Math.max(1, ...all);
-    const name = (i) => values ? number(values[i]) : `${number(low(i))} to ${number(whole ? high(i) : edges[i + 1])}`;
+    const name = (i) => values ? number(values[i]) : whole ? `${number(low(i))} to ${number(high(i))}` : `${number(edges[i])} to ${number(edges[i + 1])}`;
     all.forEach((n, i) => {
       const bar = bars.children[i], text = `${label} ${name(i)}: ${matched[i].toLocaleString("en")} of ${n.toLocaleString("en")} episodes`;
       bar.setAttribute("aria-label", text);
@@ -81,11 +79,12 @@ export function histogram(label, keys, whole, state, changed) {
       });
     });
     axis.classList.toggle("single", Boolean(values));
-    axis.replaceChildren(...(values || (edges.length ? [low(0), high(edges.length - 2)] : [])).map((v) => el("span", {}, number(v))));
+    axis.replaceChildren(...(values || (edges.length ? (whole ? [low(0), high(edges.length - 2)] : [edges[0], edges.at(-1)]) : [])).map((v) => el("span", {}, number(v))));
     chosen.hidden = !state[least] && !state[most];
-    const ends = [state[least], state[most]].map((v) => v === "" ? "" : number(Number(v)));
-    const single = values?.filter((_, i) => inside(i)) || [];
-    setText(chosen, `${single.length === 1 ? number(single[0]) : `${ends[0]} to ${ends[1]}`} ✕`);
+    const bins = all.flatMap((_, i) => inside(i) ? [i] : []), [one] = bins;
+    const ends = !bins.length ? [state[least], state[most]].map((v) => v === "" ? "" : number(Number(v)))
+      : values ? [number(values[one]), number(values[bins.at(-1)])] : whole ? [low(one), high(bins.at(-1))].map(number) : [edges[one], edges[bins.at(-1) + 1]].map(number);
+    setText(chosen, `${values && bins.length === 1 ? ends[0] : `${ends[0]} to ${ends[1]}`} ✕`);
     chosen.setAttribute("aria-label", `${label} ${chosen.textContent}: show all again`);
   }
   return { node, show };
@@ -121,7 +120,7 @@ export function counts(state, changed) {
     outer.style.width = `${100 * all / most}%`;
     inner.style.width = `${100 * n / most}%`;
     const count = n === all ? all.toLocaleString("en") : `${n.toLocaleString("en")}/${all.toLocaleString("en")}`;
-    return el("button", { type: "button", "data-value": value, "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name), el("span", { class: "n" }, count));
+    return el("button", { type: "button", "data-value": value, disabled: value === "", "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name), el("span", { class: "n" }, count));
   }
   return { node, show };
 }

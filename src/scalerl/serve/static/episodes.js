@@ -81,9 +81,8 @@ export function episodesView(main, id) {
     if (!nothing || empty.firstChild) return;
     empty.append(
       el("p", {}, el("b", {}, "No episodes are recorded"), " of this run. New ones appear here by themselves."),
-      el("p", {}, "A run keeps some episodes of each step where its recipe says so:"),
-      el("pre", {}, el("code", {}, "scalerl train scalerl tiny record.episodes_per_step=8 --out DIR")),
-      el("p", { class: "small" }, "A log of another framework has a curve and no episodes."));
+      el("p", {}, "A run keeps some episodes of each step, unless its recipe says 0:"),
+      el("pre", {}, el("code", {}, "scalerl train scalerl tiny record.episodes_per_step=8 --out DIR")));
   }
 
   async function more() {
