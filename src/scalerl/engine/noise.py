@@ -31,7 +31,8 @@ def quantiles() -> Tensor:
     """The table of quantiles in float32, 256 KB: it stays in a core's cache."""
     middle = (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
     found = torch.special.ndtri(middle)
-    return (found / found.square().mean().sqrt()).float()
+    scaled: Tensor = (found / found.square().mean().sqrt()).float()
+    return scaled
 
 
 def with_noise(logits_BV: Tensor, size_B: Tensor, seed_B: Tensor, position_B: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ import numpy as np
 from scalerl.errors import InputError, PipelineError
 from scalerl.planner.accelerators import Accelerator
 from scalerl.planner.answer import Slowness
-from scalerl.planner.calibrate import MIN_STEPS, SKIP, Calibration, calibrate, reproduced
+from scalerl.planner.calibrate import MIN_STEPS, Calibration, calibrate, reproduced
 from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.model_shape import ModelShape
 from scalerl.planner.normal import Interval
 from scalerl.planner.placements import MemoryNeed, Placement, memory_need
 from scalerl.planner.roofline import PUBLIC_DECODE, PUBLIC_MFU, Utilisation, roofline
+from scalerl.planner.simulate import SKIP
 from scalerl.planner.world import EnvironmentModel, PassRates, PlannedWorld
 from scalerl.recipe import Recipe
 

@@ -165,7 +165,7 @@ def inside_knots(compute: Array) -> Array:
 def ahead_knots(end: float, far: float) -> Array:
     """Knots after `end`, closer together near it: the band opens there like a square root."""
     share = np.linspace(0.0, 1.0, AHEAD_KNOTS + 1)[1:]
-    return end * np.exp(np.log(far / end) * share**2)
+    return np.asarray(end * np.exp(np.log(far / end) * share**2))
 
 
 def predictions(fit: Fit, x: Array) -> list[Prediction]:

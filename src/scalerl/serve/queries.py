@@ -230,7 +230,7 @@ def forecast_values(run: Run, q: Query) -> dict[str, Any]:
     ahead = forecast_for(f, q)
     said = [*words.headline(ahead), *([words.law_begins(f)] if f.early else [])]
     return {
-        "curve": drawn(f, q),
+        "curve": drawn(f, ahead.at.compute.tolist()),
         "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
         "fit": f.to_dict(),
         "forecast": forecast_results([ahead])[0],

@@ -260,9 +260,9 @@ def _whole(finding: MemberFinding) -> bool:
 def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> ForceResults:
     """The results of a force by the findings of its study."""
     groups: dict[str, list[MemberFinding]] = {}
-    for each in findings:
-        if _whole(each):
-            groups.setdefault(each.member.variant, []).append(each)
+    for finding in findings:
+        if _whole(finding):
+            groups.setdefault(finding.member.variant, []).append(finding)
     runs = {
         line: [_Runs(c, tuple(groups.get(c.name, ()))) for c in force.cells() if c.line == line]
         for line in force.lines
@@ -332,7 +332,9 @@ class _LineNumbers:
 
 def _line(force: ForceDefinition, name: str, numbers: _LineNumbers) -> LineResult:
     cells = tuple(_cell(numbers, i) for i in range(len(numbers.runs)))
-    verdict, best, words = None, (), "not all of its runs are done"
+    verdict = None
+    best: tuple[BestDose, ...] = ()
+    words = "not all of its runs are done"
     if numbers.complete:
         if force.asked == "falls":
             verdict = line_verdict(numbers.of(numbers.kind))

@@ -78,7 +78,7 @@ def widen_vocabulary(out: Path, settings: LargeVocabulary) -> dict[str, Any]:
             f"{settings.source} is no tiny model with a {CARD}: give tiny, tiny-noisy, or a "
             "directory that scalerl warmstart has made"
         )
-    card = json.loads((source / CARD).read_text(encoding="utf-8"))
+    card: dict[str, Any] = json.loads((source / CARD).read_text(encoding="utf-8"))
     weights = load_file(source / WEIGHTS)
     before = len(weights[HEAD])
     if settings.size <= before:
