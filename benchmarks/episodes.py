@@ -68,7 +68,12 @@ def timed(spent: dict[str, float], name: str, work: Callable[..., Any]) -> Calla
 def recording(steps: int) -> dict[str, Any]:
     """Train the tiny recipe and measure what its recorder does for episodes."""
     spent: dict[str, float] = {}
-    parts = {"choose": "sample", "write": "_record_samples", "validation": "_record_answers"}
+    parts = {
+        "choose": "choose",
+        "make": "sample",
+        "write": "_record_samples",
+        "validation": "_record_answers",
+    }
     kept = {name: getattr(Recorder, name) for name in parts.values()}
     for part, name in parts.items():
         setattr(Recorder, name, timed(spent, part, kept[name]))

@@ -2,22 +2,32 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from test_groups import RIGHT, WRONG, pending, scored
 from test_loop import world
 from worlds import RandomWorld
 
 from scalerl.algorithm.episode import Episode, EpisodeFacts, TokenRow, Turn
-from scalerl.pipeline.episode_samples import bytes_at, sample_episodes
+from scalerl.pipeline.episode_samples import (
+    bytes_at,
+    choose_episodes,
+    sampled_lines,
+    token_lengths,
+    with_token_stats,
+)
 from scalerl.recipe import Recipe
+from scalerl.runs.episode_index import EpisodeIndex
 from scalerl.runs.lines import (
     EpisodeLine,
     EpisodePlay,
     EvalLine,
     SegmentSample,
     StepLine,
+    ValidationEpisodeLine,
     VersionRun,
 )
+from scalerl.trainer.interface import TokenStats
 
 
 def setup_of(*overrides):
@@ -26,6 +36,10 @@ def setup_of(*overrides):
     return SimpleNamespace(
         recipe=Recipe.load("scalerl", "tiny", overrides=overrides), tokenizer=tokenizer
     )
+
+
+def sample_episodes(setup, step, taken):
+    return sampled_lines(setup, step, taken, choose_episodes(setup, step, taken))
 
 
 def played(score=RIGHT):
@@ -117,3 +131,68 @@ def test_a_refused_batch_is_not_recorded(tmp_path):
     steps = {line.step: set(line.prompts) for line in run.store.read(StepLine)}
     for line in run.store.read(EpisodeLine):
         assert line.prompt in steps[line.step]
+
+
+def test_ratio_and_entropy_are_those_of_the_sampled_tokens():
+    (line,) = sample_episodes(setup_of(), 7, [played()])
+    # Three written tokens in the first row, one of them forced, and one in the second.
+    stats = TokenStats(
+        np.array([-1.2346 + np.log(2), 100.0, 5.0, np.log(0.5)], np.float32),
+        np.array([0.5, 0.25, 9.0, 1.0], np.float32),
+    )
+    (found,) = with_token_stats([line], [stats])
+    (given, drawn, forced), (_, second) = found.rows
+    assert drawn.ratios == (2.0, pytest.approx(np.exp(20), rel=1e-6))
+    assert drawn.entropies == (0.5, 0.25)
+    assert (second.ratios, second.entropies) == ((0.5,), (1.0,))
+    assert given.ratios is forced.ratios is forced.entropies is None
+    assert with_token_stats([line], []) == with_token_stats([line], [None]) == [line]
+
+
+@pytest.mark.parametrize("plays", [True, False])
+def test_all_answers_of_validations_are_recorded(plays, tmp_path):
+    seed = next(s for s in range(100) if RandomWorld(s).plays == plays)
+    run = RandomWorld(seed)
+    run.live(tmp_path / "run")
+    lines = run.store.read(ValidationEpisodeLine)
+    for validation in run.store.read(EvalLine):
+        own = [line for line in lines if line.step == validation.step and line.set == ""]
+        assert len(own) == validation.n_prompts * validation.k
+        assert sum(line.correct is True for line in own) == pytest.approx(
+            (validation.pass_rate or 0.0) * len(own), abs=0.51 * len(own) ** 0.5
+        )
+    assert all(s.logprobs is None for line in lines for row in line.rows for s in row)
+    # A group stays together, and the prompts come in the same order each time.
+    orders = {}
+    for line in lines:
+        orders.setdefault(line.step, {}).setdefault((line.set, line.prompt))
+    assert len({tuple(each) for each in orders.values()}) == 1
+    for kind in (EpisodeLine, ValidationEpisodeLine):
+        index = EpisodeIndex(run.store.path / kind.FILE)
+        assert index.refresh() and len(index) == len(run.store.read(kind))
+        assert index._reader.bytes_read == 0
+
+
+def test_validation_answers_end_at_their_bytes_with_the_same_prompts(tmp_path, monkeypatch):
+    whole, few = (RandomWorld(3), RandomWorld(3))
+    whole.live(tmp_path / "whole")
+    size = (tmp_path / "whole" / ValidationEpisodeLine.FILE).stat().st_size
+    monkeypatch.setattr(
+        "scalerl.pipeline.recorder.bytes_at", lambda step, limit: size * (step + 1) // 200
+    )
+    few.live(tmp_path / "few")
+    kept = [line.prompt for line in few.store.read(ValidationEpisodeLine)]
+    assert 0 < len(kept) < len(whole.store.read(ValidationEpisodeLine))
+
+
+def test_text_is_cut_where_its_tokens_end():
+    pieces = {1: "a", 2: "\N{REPLACEMENT CHARACTER}", 3: "\N{REPLACEMENT CHARACTER}", 4: "b", 5: ""}
+    whole = {(2, 3): "é"}
+
+    def decode(ids):
+        return whole.get(tuple(ids)) or "".join(pieces[i] for i in ids)
+
+    assert token_lengths("aéb", [1, 2, 3, 4], decode, {}) == (1, 0, 1, 1)
+    assert token_lengths(" ab", [1, 4], decode, {}) == (2, 1)
+    assert token_lengths("a b", [1, 5, 4], decode, {}) == (1, 0, 2)
+    assert token_lengths("xyz", [1, 4], decode, {}) is None

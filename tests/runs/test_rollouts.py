@@ -43,6 +43,22 @@ def test_verl_has_a_file_for_each_step():
     assert len(listed(log, prompt=one["prompt"])) == 4
 
 
+def test_files_of_later_steps_are_taken_in(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.runs.rollout_episodes.LOOK_SECONDS", 0.0)
+    for step in (1, 3):
+        (tmp_path / f"{step}.jsonl").write_text((FIXTURES / "verl" / "1.jsonl").read_text())
+    log = opened(tmp_path)
+    generation = log.sources["training"].generation
+    (tmp_path / "4.jsonl").write_text((FIXTURES / "verl" / "2.jsonl").read_text())
+    log.refresh(None)
+    assert len(log.entries) == 12 and log.sources["training"].generation == generation
+    # A file in between moves the numbers of those behind it.
+    (tmp_path / "2.jsonl").write_text((FIXTURES / "verl" / "2.jsonl").read_text())
+    log.refresh(None)
+    assert len(log.entries) == 16 and log.sources["training"].generation > generation
+    assert log.entries["step"].tolist() == [1] * 4 + [2] * 4 + [1] * 4 + [2] * 4
+
+
 def test_verifiers_results_are_conversations():
     log = opened(FIXTURES / "verifiers" / "results.jsonl")
     found = listed(log)

@@ -1,6 +1,7 @@
 """The routes of recorded episodes."""
 
 import json
+from pathlib import Path
 
 import pytest
 from made_episodes import episode, made_episodes
@@ -8,6 +9,8 @@ from serving import Page
 
 from scalerl.runs.lines import EpisodeLine
 from scalerl.runs.store import encode
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "rollouts"
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +176,14 @@ def test_a_run_that_grows_and_goes_back_is_followed(tmp_path):
     found = page.ask(f"{base}/episodes/training:7").json()
     assert found["why"] == "because_of_7"
     assert json.dumps(found)
+
+
+def test_rollouts_of_another_framework_have_the_same_routes():
+    page = Page(FIXTURES)
+    runs = page.ask("/api/runs").json()
+    key = next(run["id"] for run in runs if run["where"] == "rollouts/verl")
+    found = page.ask(f"/api/v1/runs/{key}/episodes?correct=false&sort=oldest").json()
+    assert (found["total"], found["matched"], found["length_unit"]) == (8, 4, "characters")
+    one = page.ask(f"/api/v1/runs/{key}/episodes/{found['episodes'][0]['id']}").json()
+    assert [s["source"] for s in one["rows"][0]] == ["context", "policy"]
+    assert one["rows"][0][1]["tokens"] is None

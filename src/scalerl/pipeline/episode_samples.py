@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.algorithm.episode import Episode, TokenRow
 from scalerl.pipeline.groups import PendingGroup
@@ -17,10 +20,15 @@ from scalerl.pipeline.validation import Validation, question_text
 from scalerl.runs.lines import EpisodeLine, SegmentSample, ValidationEpisodeLine, VersionRun
 from scalerl.tasks.task import seed_from
 
+if TYPE_CHECKING:
+    from scalerl.trainer.interface import TokenStats
+
 #: Step at which the samples may have taken half of their bytes.
 HALF_STEP = 1000
 #: Digits of a log-prob: differences below this are rounding, and four digits halve the file.
 DIGITS = 4
+#: Largest difference of log-probs, in nats, of which the ratio is recorded.
+MAX_GAP = 20.0
 #: What decoders write for bytes that are no character.
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 #: Tokens that may make one character: a character has at most four bytes.
@@ -37,12 +45,12 @@ def bytes_at(step: int, limit: int) -> int:
     return limit * step // (step + HALF_STEP)
 
 
-def sample_episodes(
-    setup: RunSetup, step: int, taken: Sequence[PendingGroup], texts: dict[int, str] | None = None
-) -> list[EpisodeLine]:
-    """The episodes of a batch that are recorded: those with the smallest hash, so that they are
-    neither the first nor the shortest, and that a repeated step gives the same. `texts` caches the
-    texts of single tokens."""
+def choose_episodes(
+    setup: RunSetup, step: int, taken: Sequence[PendingGroup]
+) -> tuple[tuple[int, int], ...]:
+    """The numbers (group, episode) of the episodes of a batch that are recorded: those with the
+    smallest hash, so that they are neither the first nor the shortest, and that a repeated step
+    gives the same."""
     draws = (
         (seed_from(setup.recipe.seed, "record", step, p.key, n), i, n)
         for i, p in enumerate(taken)
@@ -50,8 +58,57 @@ def sample_episodes(
         for n in range(len(p.group.episodes))
     )
     chosen = heapq.nsmallest(setup.recipe.record.episodes_per_step, draws)
+    return tuple((i, n) for _, i, n in chosen)
+
+
+def sampled_lines(
+    setup: RunSetup, step: int, taken: Sequence[PendingGroup], chosen: Sequence[tuple[int, int]],
+    texts: dict[int, str] | None = None,
+) -> list[EpisodeLine]:  # fmt: skip
+    """The lines of chosen episodes. `texts` caches the texts of single tokens."""
     texts = {} if texts is None else texts
-    return [_line(setup, step, taken[i], n, texts) for _, i, n in chosen]
+    return [_line(setup, step, taken[i], n, texts) for i, n in chosen]
+
+
+def with_token_stats(
+    lines: Sequence[EpisodeLine], stats: Sequence[TokenStats | None]
+) -> list[EpisodeLine]:
+    """The lines with the ratio and the entropy of each sampled token, where the trainer has
+    computed them."""
+    known = [*stats, *[None] * (len(lines) - len(stats))]
+    return [
+        line if each is None else replace(line, rows=_rows_with(line.rows, each))
+        for line, each in zip(lines, known, strict=True)
+    ]
+
+
+def _rows_with(
+    rows: Sequence[Sequence[SegmentSample]], stats: TokenStats
+) -> tuple[tuple[SegmentSample, ...], ...]:
+    at = 0
+    found = []
+    for row in rows:
+        made = []
+        for segment in row:
+            if segment.source != "context":
+                begin, at = at, at + segment.tokens
+            if segment.source == "policy" and segment.logprobs is not None:
+                gaps = stats.logprobs[begin:at].astype(np.float64) - segment.logprobs
+                # A ratio beyond any use must not overflow.
+                ratios = np.exp(np.clip(gaps, -MAX_GAP, MAX_GAP))
+                segment = replace(
+                    segment,
+                    ratios=_rounded(ratios),
+                    entropies=_rounded(stats.entropies[begin:at].astype(np.float64)),
+                )
+            made.append(segment)
+        found.append(tuple(made))
+    return tuple(found)
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    """Values with DIGITS digits; + 0.0 makes -0.0 a plain zero."""
+    return tuple((np.round(values, DIGITS) + 0.0).tolist())
 
 
 def validation_episodes(
@@ -119,9 +176,8 @@ def _segments(
         token_ids = row.token_ids[begin:at].tolist()
         logprobs = None
         if segment.source == "policy" and with_logprobs:
-            # As float64, in which four digits stay four digits; + 0.0 makes -0.0 a plain zero.
-            rounded = np.round(row.logprobs[begin:at].astype(np.float64), DIGITS) + 0.0
-            logprobs = tuple(rounded.tolist())
+            # As float64, in which four digits stay four digits.
+            logprobs = _rounded(row.logprobs[begin:at].astype(np.float64))
         text = _decode(setup, token_ids)
         yield SegmentSample(
             source=segment.source,

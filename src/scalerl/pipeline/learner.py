@@ -83,9 +83,11 @@ class Learner:
         self.stage_seconds = mean_stage_seconds(taken, self.clock.now())
         self.recorder.listener.batch(self.batch)
         step = self.state.version + 1
-        self.send(m.TrainStep(self.batch, self._publishes(step)))
+        ready = [p for p in taken if p.group is not None]
+        chosen = self.recorder.choose(step, ready)
+        self.send(m.TrainStep(self.batch, self._publishes(step), chosen))
         # While the trainer works, so that no step waits for it.
-        self.recorder.sample(step, taken)
+        self.recorder.sample(step, ready, chosen)
 
     def _publishes(self, version: int) -> bool:
         return self.publishes_at_once and self.setup.schedule.publishes(version)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scalerl.environments.interface import Action, Observation, Outcome
     from scalerl.pipeline.ledger import Work
     from scalerl.tasks.task import Answer, AnswerScore, Prompt
-    from scalerl.trainer.interface import StepReport
+    from scalerl.trainer.interface import StepReport, TokenStats
 
 # Messages with arrays in them have eq=False: comparing arrays gives no truth value.
 
@@ -123,6 +123,8 @@ class TrainStep:
     groups: tuple[Group, ...]
     #: Whether to publish the weights after it.
     publish: bool
+    #: Episodes whose tokens' statistics are asked for, as the numbers of group and episode.
+    recorded: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +138,8 @@ class StepDone:
     publish_seconds: float = 0.0
     #: CPU seconds of its process.
     cpu_seconds: float = 0.0
+    #: Of the recorded episodes, in their order; empty where the trainer keeps none.
+    token_stats: tuple[TokenStats | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl.algorithm.episode import Group
 from scalerl.pipeline import checkpoints
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
 from scalerl.pipeline.environment_pool import UnscoredReasons
-from scalerl.pipeline.episode_samples import bytes_at, sample_episodes, validation_episodes
+from scalerl.pipeline.episode_samples import (
+    bytes_at,
+    choose_episodes,
+    sampled_lines,
+    validation_episodes,
+    with_token_stats,
+)
 from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.setup import RunSetup
@@ -18,6 +24,7 @@ from scalerl.pipeline.state import RunState
 from scalerl.pipeline.step_line import step_line
 from scalerl.pipeline.validation import Validation
 from scalerl.runs.lines import (
+    EpisodeLine,
     EvalLine,
     EventKind,
     EventLine,
@@ -28,6 +35,9 @@ from scalerl.runs.lines import (
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore, encode
 from scalerl.tasks.task import AnswerScore
+
+if TYPE_CHECKING:
+    from scalerl.trainer.interface import TokenStats
 
 
 class Recorder:
@@ -43,7 +53,7 @@ class Recorder:
         self.unscored = UnscoredReasons()
         self.empty_steps = EmptyStepWatch(setup.recipe)
         self.alarms = Alarms.from_recipe(setup.recipe, store.path)
-        self._samples: list[bytes] = []
+        self._samples: list[EpisodeLine] = []
         #: Texts of single tokens, by id.
         self._token_texts: dict[int, str] = {}
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
@@ -82,24 +92,31 @@ class Recorder:
             message, batch, summary, stages, self.setup.curriculum.retired, self.ledger
         )
         self.store.append(line)
-        self._record_samples()
+        self._record_samples(message.token_stats)
         self.listener.trained(now - message.seconds, now, self.state.version)
         self.listener.step(line)
         self.warn([*message.report.notes, *self.alarms.check_step(line)])
         self.warn(self.empty_steps.check_step(line))
 
-    def sample(self, step: int, taken: Sequence[PendingGroup]) -> None:
-        """Choose the episodes of a batch that are recorded if the trainer does not refuse it."""
-        # Encoded here, because the trainer waits while a step is recorded.
-        self._samples = [
-            encode(line, compact=True)
-            for line in sample_episodes(self.setup, step, taken, self._token_texts)
-        ]
+    def choose(self, step: int, ready: Sequence[PendingGroup]) -> tuple[tuple[int, int], ...]:
+        """The episodes of a batch that are recorded, as the numbers of group and episode."""
+        return choose_episodes(self.setup, step, ready)
 
-    def _record_samples(self) -> None:
+    def sample(
+        self, step: int, ready: Sequence[PendingGroup], chosen: Sequence[tuple[int, int]]
+    ) -> None:
+        """Make the lines of the chosen episodes, which are recorded if the trainer does not refuse
+        the batch."""
+        self._samples = sampled_lines(self.setup, step, ready, chosen, self._token_texts)
+
+    def _record_samples(self, stats: Sequence[TokenStats | None]) -> None:
         if self._samples:
+            lines = with_token_stats(self._samples, stats)
             limit = self.setup.recipe.record.episodes_megabytes * 1_000_000
-            self.store.append_episodes(self._samples, bytes_at(self.state.version, limit))
+            self.store.append_episodes(
+                (encode(line, compact=True) for line in lines),
+                bytes_at(self.state.version, limit),
+            )
             self._samples = []
 
     def validation(self, line: EvalLine, found: Validation) -> None:

@@ -16,7 +16,13 @@ from scalerl.engine.adapter_proof import with_proof
 from scalerl.errors import PipelineError
 from scalerl.models.adapter import AdapterSpec
 from scalerl.pipeline import messages as m
-from scalerl.trainer.interface import NonFiniteGradient, Trainer, TrainerSpec
+from scalerl.trainer.interface import (
+    KeepsTokenStats,
+    NonFiniteGradient,
+    TokenStats,
+    Trainer,
+    TrainerSpec,
+)
 from scalerl.weights.interface import Channel, NullSender, Sender
 
 
@@ -76,8 +82,14 @@ class TrainerWorker:
         if notes:
             report = replace(report, notes=(*report.notes, *notes))
             notes.clear()
+        stats: tuple[TokenStats | None, ...] = ()
+        if message.recorded and isinstance(self.trainer, KeepsTokenStats):
+            stats = self.trainer.token_stats(
+                [message.groups[g].episodes[n] for g, n in message.recorded]
+            )
         now = self.now()
-        return m.StepDone(report, now - began, now - trained, time.process_time() - cpu)
+        spent = time.process_time() - cpu
+        return m.StepDone(report, now - began, now - trained, spent, stats)
 
     def _save(self, path: Path) -> m.TrainerDone:
         if not path.is_dir():  # the loop has made it, on a disk that this machine does not share

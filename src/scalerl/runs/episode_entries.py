@@ -81,8 +81,8 @@ def entry_of(found: Mapping[str, Any], line: bytes, offset: int) -> bytes | None
     )
     words = _WORDS.unpack(entry)
     check = (sum(map(operator.mul, words, WEIGHTS)) + CONSTANT) % 2**32
-    found: bytes = entry + check.to_bytes(4, "little")
-    return found
+    packed: bytes = entry + check.to_bytes(4, "little")
+    return packed
 
 
 def finish_number(finish: Any) -> int:

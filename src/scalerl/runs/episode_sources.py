@@ -56,21 +56,34 @@ def _files() -> list[str]:
 def rollouts_in(place: Path) -> dict[str, Episodes]:
     """The sources of rollouts in a file or directory, by name: `training` and `validation`, by what
     the names of files and directories say."""
-    named: dict[str, list[tuple[Path, RolloutFormat]]] = {}
     seen: dict[str, RolloutFormat | None] = {}
+    sources = sorted({source for source, _, _ in _sorted_files(place, seen)})
+    return {
+        source: RolloutFiles(
+            # `source=source`: a closure alone would see the last.
+            lambda source=source: [
+                (path, form) for of, path, form in _sorted_files(place, seen) if of == source
+            ]
+        )
+        for source in sources
+    }
+
+
+def _sorted_files(
+    place: Path, seen: dict[str, RolloutFormat | None]
+) -> list[tuple[str, Path, RolloutFormat]]:
+    """Source, path and format of every file of rollouts, by step. `seen` holds the formats of kinds
+    of files: those that differ in their numbers alone are of one kind, and a run has one for each
+    step."""
+    found = []
     for path in [place] if is_file(place) else _candidates(place):
-        # Files that differ in their numbers are of one format: a run has one for each step.
         kind = re.sub(r"\d+", "0", str(path))
         if kind not in seen:
             seen[kind] = format_of(path)
         form = seen[kind]
         if form is not None:
-            source = "validation" if is_validation(path) else "training"
-            named.setdefault(source, []).append((path, form))
-    return {
-        source: RolloutFiles(sorted(files, key=lambda each: (step_of(each[0]), str(each[0]))))
-        for source, files in sorted(named.items())
-    }
+            found.append(("validation" if is_validation(path) else "training", path, form))
+    return sorted(found, key=lambda each: (step_of(each[1]), str(each[1])))
 
 
 def format_of(path: Path) -> RolloutFormat | None:

@@ -367,6 +367,16 @@ class SegmentSample(Record):
         unit="characters",
         default=None,
     )
+    ratios: tuple[float, ...] | None = about(
+        "probability that the trainer gave each sampled token before the step, over the one it was "
+        "sampled with; left out where a filter kept the episode out of the step",
+        default=None,
+    )
+    entropies: tuple[float, ...] | None = about(
+        "entropy of the trainer's distribution at each sampled token; left out likewise",
+        unit="nats",
+        default=None,
+    )
 
 
 @record

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,10 @@ from scalerl.runs.tail import parse_line
 CHUNK = 256
 #: Records of one table: beyond these a file is shown in part.
 MAX_RECORDS = 1_000_000
+#: Seconds between two looks for new files.
+LOOK_SECONDS = 2.0
+#: Files in order, each with its format.
+Found = Sequence[tuple[Path, RolloutFormat]]
 
 
 class RolloutFile(Protocol):
@@ -132,15 +137,31 @@ class RolloutTable:
 class RolloutFiles:
     """Files of rollouts as one source: a file a step, or one file that grows."""
 
-    def __init__(self, files: Sequence[tuple[Path, RolloutFormat]]) -> None:
-        self._files: list[RolloutFile] = [
-            RolloutLines(path, form) if form.records is None else RolloutTable(path, form)
-            for path, form in files
-        ]
+    def __init__(self, find: Callable[[], Found]) -> None:
+        #: The files that there are now, in order.
+        self._find = find
+        self._found = -math.inf
+        self._by_path: dict[Path, RolloutFile] = {}
+        self._files: list[RolloutFile] = []
         self._stamp: tuple[tuple[int, int], ...] = ()
         self._entries: Entries = np.empty(0, ENTRY)
         self._begins: npt.NDArray[np.intp] = np.zeros(1, np.intp)
         self.generation = 0
+
+    def _look_for_files(self) -> None:
+        """Take in files that are new, and drop those that are gone; the others stay as read."""
+        if time.monotonic() < self._found + LOOK_SECONDS:
+            return
+        self._found = time.monotonic()
+        before, self._by_path = self._by_path, {}
+        for path, form in self._find():
+            new = RolloutLines if form.records is None else RolloutTable
+            self._by_path[path] = before.get(path) or new(path, form)
+        files = list(self._by_path.values())
+        if files[: len(self._files)] != self._files:
+            self._stamp = ()
+            self.generation += 1
+        self._files = files
 
     @property
     def entries(self) -> Entries:
@@ -160,20 +181,22 @@ class RolloutFiles:
 
     def refresh(self, seconds: float | None = None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
+        self._look_for_files()
         complete = True
         for each in self._files:
             left = None if end is None else max(end - time.monotonic(), 0.0)
             complete &= each.refresh(left)
         stamp = tuple((each.generation, len(each.entries)) for each in self._files)
         if stamp != self._stamp:
-            # Only the last file may grow without moving the numbers of others.
-            last = (self._stamp or stamp)[-1]
-            if stamp[:-1] != self._stamp[:-1] or stamp[-1][0] != last[0]:
+            # Numbers stay where files are added at the end, or the last one grows.
+            known = max(len(self._stamp) - 1, 0)
+            same = stamp[:known] == self._stamp[:known]
+            if not same or (self._stamp and stamp[known][0] != self._stamp[known][0]):
                 self.generation += 1
             self._stamp = stamp
-            parts = [each.entries for each in self._files]
-            self._entries = np.concatenate(parts) if parts else np.empty(0, ENTRY)
-            self._begins = np.cumsum([0, *(len(part) for part in parts)])
+            parts = [np.empty(0, ENTRY), *(each.entries for each in self._files)]
+            self._entries = np.concatenate(parts)
+            self._begins = np.cumsum([0, *(len(part) for part in parts[1:])])
         return complete
 
     def restart(self, *, distrust: bool = False) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from scalerl.algorithm.diagnostics import Diagnostics
-from scalerl.algorithm.episode import Group
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.filters import FilterTally
 from scalerl.algorithm.options import Options
 from scalerl.errors import PipelineError
@@ -109,6 +109,16 @@ class StepReport:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStats:
+    """What a step computed for the tokens that the engine wrote of one episode, in order."""
+
+    #: Log-probs under the weights before the step.
+    logprobs: npt.NDArray[np.float32]
+    #: Entropies of the trainer's distribution.
+    entropies: npt.NDArray[np.float32]
+
+
 class NonFiniteGradient(RuntimeError):
     """The gradient of a batch is not finite: nothing was changed. The message names its prompts."""
 
@@ -157,4 +167,14 @@ class Trainer(Protocol):
 
     def load(self, path: Path) -> None:
         """Restore the state that `save` wrote."""
+        ...
+
+
+@runtime_checkable
+class KeepsTokenStats(Protocol):
+    """A trainer that tells what its last step computed for single tokens, for the record."""
+
+    def token_stats(self, episodes: Sequence[Episode]) -> tuple[TokenStats | None, ...]:
+        """The numbers of these episodes of the last step; None for those that the filters left
+        out. May be asked once for each step."""
         ...

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from scalerl.algorithm.batch import TokenBatch
 from scalerl.algorithm.diagnostics import diagnose
-from scalerl.algorithm.episode import Group
+from scalerl.algorithm.episode import Episode, Group
 from scalerl.algorithm.learning_rate import LearningRate
 from scalerl.algorithm.objective import objective, prepare, token_slopes
 from scalerl.algorithm.options import Options
@@ -35,6 +35,7 @@ from scalerl.trainer.interface import (
     NonFiniteGradient,
     NonFiniteWeights,
     StepReport,
+    TokenStats,
     TrainerSpec,
 )
 from scalerl.trainer.low_rank import LowRankMasters, rehearsed
@@ -154,6 +155,8 @@ class LocalTrainer:
         self.reference = None if reference is None else self._scorer(reference, *how, replay=False)
         self.device = self.scorer.device
         self._version = 0
+        #: Episodes, batch and statistics of the last step, until they are asked for.
+        self._stepped: tuple[Sequence[Episode], TokenBatch, GradientStats] | None = None
         #: What of a probe does not depend on the current adapter.
         self._rehearsal: AdapterProbe | None = None
         self.optimiser = OPTIMISERS[optimiser.name](self.masters.tensors(), optimiser)
@@ -177,6 +180,7 @@ class LocalTrainer:
 
     def step(self, groups: Sequence[Group]) -> StepReport:
         start, budget = time.perf_counter(), self.token_budget
+        self._stepped = None
         prepared = prepare(groups, self.options)
         batch, stats = self._gradient_within_memory(prepared.batch)
         norm = self._clip(groups, batch)
@@ -199,6 +203,7 @@ class LocalTrainer:
             token_slopes(stats.logprobs_N, batch, self.options),
         )
         self._version += 1
+        self._stepped = prepared.episodes, batch, stats
         note = f"memory ran out: micro-batches of {self.token_budget} tokens from now"
         return StepReport(
             version=self._version,
@@ -218,6 +223,23 @@ class LocalTrainer:
             metrics=dict(getattr(whole.tokens, "metrics", {})),
             notes=() if self.token_budget == budget else (note,),
         )
+
+    def token_stats(self, episodes: Sequence[Episode]) -> tuple[TokenStats | None, ...]:
+        stepped, self._stepped = self._stepped, None
+        if stepped is None or not episodes:
+            return (None,) * len(episodes)
+        kept, batch, stats = stepped
+        written = [each[batch.written_N].numpy() for each in (stats.logprobs_N, stats.entropy_N)]
+        ends = np.cumsum([0, *(len(e) for e in kept)])
+        # By identity: two episodes of a group may be equal.
+        numbers = {id(e): i for i, e in enumerate(kept)}
+        found: list[TokenStats | None] = []
+        for each in episodes:
+            i = numbers.get(id(each))
+            # Copies, which do not hold the arrays of the whole batch.
+            parts = [] if i is None else [w[ends[i] : ends[i + 1]].copy() for w in written]
+            found.append(TokenStats(*parts) if parts else None)
+        return tuple(found)
 
     def score(self, groups: Sequence[Group]) -> list[list[npt.NDArray[np.float32]]]:
         episodes = [e for group in groups for e in group.episodes]
