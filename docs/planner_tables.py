@@ -118,6 +118,8 @@ def planner_cost() -> str:
 
 def planner_best_k() -> str:
     """A sentence: the proposed k of the default task, and what running it showed."""
+    if not (RESULTS / "planner_best_k.json").is_file():
+        return "not run yet"
     found = _result("planner_best_k")
     said = f"The plan proposes k = {found['predicted']['proposed']}"
     if "measured" not in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -57,16 +58,12 @@ def rollouts_in(place: Path) -> dict[str, Episodes]:
     """The sources of rollouts in a file or directory, by name: `training` and `validation`, by what
     the names of files and directories say."""
     seen: dict[str, RolloutFormat | None] = {}
+
+    def files(source: str) -> list[tuple[Path, RolloutFormat]]:
+        return [(path, form) for of, path, form in _sorted_files(place, seen) if of == source]
+
     sources = sorted({source for source, _, _ in _sorted_files(place, seen)})
-    return {
-        source: RolloutFiles(
-            # `source=source`: a closure alone would see the last.
-            lambda source=source: [
-                (path, form) for of, path, form in _sorted_files(place, seen) if of == source
-            ]
-        )
-        for source in sources
-    }
+    return {source: RolloutFiles(partial(files, source)) for source in sources}
 
 
 def _sorted_files(
