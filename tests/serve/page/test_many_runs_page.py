@@ -92,7 +92,7 @@ def test_conditions_filter_by_recipe_facts_and_words(open_page, address, ids):
         search.fill(text)
         wait_for(lambda count=count: rows(page).count() == count)
     search.fill("seed=1")
-    again = opened(open_page, page.url)
+    again = open_page(page.url)
     wait_for(lambda: rows(again).count() == 2)
 
 
