@@ -12,7 +12,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.report import words
-from scalerl.report.blocks import Block, Paragraph, to_html
+from scalerl.report.blocks import Block, to_html
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.study_curves import small_multiples, variant_curves
 from scalerl.report.study_page import knob_map_part, study_answer, variants_table
@@ -192,9 +192,7 @@ def _curves(study: Study, results: StudyResults) -> list[Block]:
     """Each variant as the mean of its seeds, beside the reference."""
     by_name = {row.variant: row for row in results.rows}
     drawn = variant_curves([study.finding(member) for member in study.members], by_name)
-    found = small_multiples(drawn, study.reference, {n: r.words for n, r in by_name.items()})
-    # Without their heading: the page has one.
-    return found[1:] or [Paragraph("No validation yet.")]
+    return small_multiples(drawn, study.reference, {n: r.words for n, r in by_name.items()})
 
 
 def _without_paths(value: Any, roots: Roots) -> Any:
