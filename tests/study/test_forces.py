@@ -220,6 +220,24 @@ def test_planted_thresholds_are_found_by_simulated_runs(simulated):
     }  # fmt: skip
 
 
+def test_a_study_of_some_cells_is_judged_by_the_doses_that_it_has():
+
+    from forces_truth import Truth, findings, force_text
+    from scalerl.study.dose_results import force_results
+
+    force = parse_force(force_text(["[lines.a]", "[lines.b]"], (1.0, 2.0, 4.0, 8.0)), "simulated")
+    truths = {"a": Truth(begins=0.0, rate=0.6), "b": Truth(begins=0.0, rate=0.6)}
+    every = list(findings(force, truths, np.random.default_rng(3)))
+    kept = ("a@1", "a@8", "b@8", "b@4")
+
+    some = force_results(force, [f for f in every if f.member.variant in kept])
+    a, b = some.lines
+    assert a.verdict.verdict == "falls" and 1.0 < a.verdict.dose[1] < 8.0
+    assert [c.place for c in a.cells] == [0.0, 1.0] and b.cells[0].place == pytest.approx(2 / 3)
+    assert b.verdict is None and "first dose" in b.words
+    assert [(e.variant, e.other) for e in some.between] == [("b@8", "a@8")]
+
+
 def test_report_and_table_show_every_cell_and_verdict(simulated, tmp_path):
     from scalerl.report.dose_words import force_text
     from scalerl.report.force_page import force_files

@@ -32,7 +32,6 @@ from scalerl.study.dose_draws import (
     break_verdict,
     contrast,
     line_verdict,
-    positions,
     spread_of,
     unstable_interval,
 )
@@ -258,16 +257,18 @@ def _whole(finding: MemberFinding) -> bool:
 
 
 def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> ForceResults:
-    """The results of a force by the findings of its study."""
+    """The results of a force by the findings of its study, of the cells that it has."""
     groups: dict[str, list[MemberFinding]] = {}
     for each in findings:
+        groups.setdefault(each.member.variant, [])
         if _whole(each):
-            groups.setdefault(each.member.variant, []).append(each)
-    runs = {
-        line: [_Runs(c, tuple(groups.get(c.name, ()))) for c in force.cells() if c.line == line]
-        for line in force.lines
-    }
-    drawn = {name: _LineNumbers(i, cells) for i, (name, cells) in enumerate(runs.items())}
+            groups[each.member.variant].append(each)
+    runs: dict[str, list[_Runs]] = {}
+    for cell in force.cells():
+        if cell.name in groups:
+            runs.setdefault(cell.line, []).append(_Runs(cell, tuple(groups[cell.name])))
+    axis = tuple(dose.value for dose in force.doses)
+    drawn = {name: _LineNumbers(i, cells, axis) for i, (name, cells) in enumerate(runs.items())}
     first = next(iter(drawn.values()))
     return ForceResults(
         force,
@@ -275,13 +276,13 @@ def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> 
         tuple(
             each
             for numbers in list(drawn.values())[1:]
-            for i in range(len(force.doses))
-            if (each := _against(numbers, first, (i, i))) is not None
+            for i, j in _same_doses(numbers, first)
+            if (each := _against(numbers, first, (i, j))) is not None
         ),
         tuple(
             each
             for numbers in drawn.values()
-            for i in range(1, len(force.doses))
+            for i in range(1, len(numbers.runs))
             for j in range(i if force.asked == "differs" else 1)
             if (each := _against(numbers, numbers, (i, j))) is not None
         ),
@@ -292,14 +293,14 @@ def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> 
 class _LineNumbers:
     """A line's runs, fits and samples of both kinds of level."""
 
-    def __init__(self, seed: int, runs: Sequence[_Runs]) -> None:
+    def __init__(self, seed: int, runs: Sequence[_Runs], axis: tuple[float, ...]) -> None:
         self.runs = runs
         self.fits = [each.pooled() for each in runs]
         known = [each.cell.dose.known for each in runs]
         self.doses = tuple(each.cell.dose.value for each in runs)
         self.end = LineDraws(
             self.doses, tuple(each.at_the_end() for each in runs),
-            tuple(k or 0.0 for k in known), seed,
+            tuple(k or 0.0 for k in known), seed, axis,
         )  # fmt: skip
         ceilings = tuple(each.ceilings(f) for each, f in zip(runs, self.fits, strict=True))
         self.ceiling = replace(self.end, cells=ceilings, seed=seed + 1000)
@@ -315,8 +316,8 @@ class _LineNumbers:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell has a run."""
-        return all(each.found for each in self.runs)
+        """Whether there are several doses, each with a run."""
+        return len(self.runs) > 1 and all(each.found for each in self.runs)
 
     def broken(self, i: int) -> int:
         """Runs of a cell that are unstable, or ended far below the best cell of their line at a
@@ -334,13 +335,17 @@ def _line(force: ForceDefinition, name: str, numbers: _LineNumbers) -> LineResul
     cells = tuple(_cell(numbers, i) for i in range(len(numbers.runs)))
     verdict, best, words = None, (), "not all of its runs are done"
     if numbers.complete:
-        if force.asked == "falls":
+        if force.asked == "falls" and numbers.doses[0] != numbers.end.axis[0]:
+            words = "the first dose, from which falls are counted, was not tried"
+        elif force.asked == "falls":
             verdict = line_verdict(numbers.of(numbers.kind))
-            words = verdict_words(verdict, force, numbers.kind)
+            words = verdict_words(
+                verdict, numbers.runs[-1].cell.dose.label, force.dose_key, numbers.kind
+            )
         elif force.asked == "breaks":
             counts = [(cell.broken, cell.runs) for cell in cells]
-            verdict = break_verdict(counts, numbers.doses)
-            words = break_words(verdict, force)
+            verdict = break_verdict(counts, numbers.doses, numbers.end.axis)
+            words = break_words(verdict, numbers.runs[-1].cell.dose.label, force.dose_key)
         elif force.asked == "best":
             best = _best(numbers)
             words = best_words(best)
@@ -361,7 +366,7 @@ def _cell(numbers: _LineNumbers, i: int) -> CellResult:
     measured.pop("pass_rate", None)
     return CellResult(
         cell=runs.cell,
-        place=float(positions(numbers.doses)[i]),
+        place=float(numbers.end.places[i]),
         runs=len(runs.found),
         unstable=scores.unstable,
         broken=numbers.broken(i),
@@ -405,8 +410,17 @@ def _against(mine: _LineNumbers, other: _LineNumbers, at: tuple[int, int]) -> Ce
     return CellContrast(mine.runs[i].cell.name, other.runs[j].cell.name, kind, found)
 
 
+def _same_doses(a: _LineNumbers, b: _LineNumbers) -> list[tuple[int, int]]:
+    """Indices of the doses that two lines share."""
+    return [(i, b.doses.index(dose)) for i, dose in enumerate(a.doses) if dose in b.doses]
+
+
 def _law(force: ForceDefinition, drawn: Mapping[str, _LineNumbers]) -> LawVerdict | None:
-    if force.law is None or not all(numbers.complete for numbers in drawn.values()):
+    if (
+        force.law is None
+        or len(drawn) < 2
+        or not all(numbers.complete for numbers in drawn.values())
+    ):
         return None
     outcomes = [
         CellOutcome(float(each.cell.changes[force.law.over]), each.cell.dose.value,
