@@ -1,20 +1,20 @@
-"""Prediction against measurement: one calibration, fifteen other settings of the default run.
+"""Prediction against measurement: one calibration, ten other settings of the default run.
 
-    python benchmarks/planner_lab.py calibrate    runs the base setting; saves its calibration
+    python benchmarks/planner_lab.py calibrate    runs the base setting, in addition to earlier
+                                                  calibrations: the speed of a machine drifts
     python benchmarks/planner_lab.py first        predicts five settings, runs them, saves both
     python benchmarks/planner_lab.py second       the same with five others
-    python benchmarks/planner_lab.py third        and with another five
 
 The order is enforced: `second` refuses to run until the result of `first` is committed, and while
-the planner differs from that commit; `third` likewise after `second`. So no term of the model can
-be chosen with the settings in view that test it. After `second` terms were changed (answers are cut
-at the budgets of the planned recipe, rates reproduce the calibration's own step); its first, blind
-result is kept as planner_lab_second_blind.json. `third` is the blind test of the model as it is.
+the planner differs from that commit. So no term of the model can be chosen with the settings in
+view that test it. After `first` terms were changed (a short run is simulated whole, from its first
+step; the loop's turn is the lower quartile of the trainer's waits), and its settings were predicted
+again, from calibrations before and after it. The settings of `second` were chosen before.
 Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do not
 help each other (idle_cores = wait): a core is a device here.
 
-Not among the settings: another model width and tools with latency, which need a calibration of
-their own, because rates hold for one model.
+Another model width and tools with latency need a calibration of their own, because rates hold for
+one model: planner_models.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +64,7 @@ SECOND: dict[str, dict[str, Any]] = {
     "off-policy-4": {"schedule.name": "off-policy", "schedule.k": 4},
     "all groups kept": {"filter.zero_variance": "keep"},
 }
-THIRD: dict[str, dict[str, Any]] = {
-    "k = 2": {"schedule.k": 2},
-    "24 prompts of 12 generations": {"batch.prompts": 24, "batch.generations": 12},
-    "thoughts of 32 to 40 tokens": {"length.think_tokens_min": 32, "length.think_tokens_max": 40},
-    "off-policy-2": {"schedule.name": "off-policy", "schedule.k": 2},
-    "two generators, k = 1": {"placement.generators": 2, "schedule.k": 1},
-}
-SETTINGS = {"first": FIRST, "second": SECOND, "third": THIRD}
+SETTINGS = {"first": FIRST, "second": SECOND}
 #: What is compared, and the largest error that is aimed at.
 BARS = {"step_seconds": 0.15, "staleness": 0.25, "generator_wait": 0.10, "trainer_wait": 0.10}
 
@@ -89,14 +84,19 @@ def train(recipe: Recipe, out: Path) -> None:
 
 def predicted(calibrations: Sequence[Calibration], recipe: Recipe) -> dict[str, float]:
     """The prediction from the calibration: the median over its repeats."""
-    found = [simulate(recipe, c.world(recipe), 3 * STEPS) for c in calibrations]
+    found = [simulate(recipe, c.world(recipe), STEPS) for c in calibrations]
     return {name: float(np.median([getattr(f, name) for f in found])) for name in BARS}
 
 
-def measure(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+def kept_runs() -> list[Path]:
+    """The runs of the calibration."""
+    return sorted(path for path in KEPT.glob("*") if path.is_dir())
+
+
+def measure(changes: dict[str, Any], folder: Path, first: int = 0) -> dict[str, Any]:
     """Runs of a setting: medians, and the step seconds of each."""
     found = []
-    for seed in range(REPEATS):
+    for seed in range(first, first + REPEATS):
         train(recipe_of(changes | {"seed": seed}), folder / str(seed))
         found.append(calibrate(folder / str(seed)).measured)
     medians: dict[str, Any] = {name: float(np.median([f[name] for f in found])) for name in BARS}
@@ -108,7 +108,11 @@ def compared(
     known: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     # All predictions first: none is made with a measurement of the same part in view.
-    guesses = {name: predicted(calibration, recipe_of(c)) for name, c in settings.items()}
+    with ProcessPoolExecutor() as pool:
+        recipes = [recipe_of(changes) for changes in settings.values()]
+        guesses = dict(
+            zip(settings, pool.map(partial(predicted, calibration), recipes), strict=True)
+        )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, changes) in enumerate(settings.items()):
@@ -126,21 +130,20 @@ def compared(
     return rows
 
 
-def check_order(part: str) -> None:
-    """Refuse a part until the one before is committed, with the planner as it is now."""
-    before = {"second": "first", "third": "second"}[part]
-    first = RESULTS / f"planner_lab_{before}.json"
+def check_order() -> None:
+    """Refuse the second part until the first is committed, with the planner as it is now."""
+    first = RESULTS / "planner_lab_first.json"
     if not first.is_file():
-        sys.exit(f"run `{before}`, and commit its result, before `{part}`")
+        sys.exit("run `first`, and commit its result, before `second`")
     commit = _git("log", "-1", "--format=%H", "--", str(first))
     if not commit or _git("status", "--porcelain", "--", str(first)):
-        sys.exit(f"the result of `{before}` is not committed: commit it before `{part}`")
+        sys.exit("the result of `first` is not committed: commit it before `second`")
     if _git(
         "diff", "--name-only", commit, "--", "src/scalerl/planner", "benchmarks/planner_lab.py"
     ):
         sys.exit(
-            f"the planner has changed since {commit[:8]}, which holds the result of "
-            f"`{before}`: its terms must be fixed before the next five are run"
+            f"the planner has changed since {commit[:8]}, which holds the result of `first`: its "
+            "terms must be fixed before the next five are run"
         )
 
 
@@ -168,15 +171,15 @@ def main() -> None:
     if load > MAX_LOAD and not (args.busy or args.again):
         sys.exit(f"the machine is busy (load {load:.1f}): run this on an idle one")
     if args.part == "calibrate":
-        if KEPT.exists():
-            sys.exit(f"{KEPT} exists: remove it to calibrate again")
-        print(json.dumps(measure({}, KEPT)))
+        number = len(kept_runs())
+        print(json.dumps(measure({}, KEPT, number)))
         return
-    if not KEPT.exists():
+    if not kept_runs():
         sys.exit("run `calibrate` first")
-    if args.part != "first" and not args.again:
-        check_order(args.part)
-    calibration = [reproduced(calibrate(KEPT / str(seed))) for seed in range(REPEATS)]
+    if args.part == "second" and not args.again:
+        check_order()
+    with ProcessPoolExecutor() as pool:
+        calibration = list(pool.map(reproduced, [calibrate(path) for path in kept_runs()]))
     path = RESULTS / f"planner_lab_{args.part}.json"
     known = {}
     if args.again:

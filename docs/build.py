@@ -4,7 +4,7 @@ python docs/build.py            write
 python docs/build.py --check    exit 1 if anything is out of date
 
 Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the table (or code) NAME;
-docs/reference/cli.md and python.md are written whole.
+docs/reference/cli.md, python.md and openapi.json are written whole.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import findings_tables
+import planner_tables
 from reference_lists import recipe_keys, recipe_presets, run_record
 
 ROOT = Path(__file__).parent.parent
@@ -863,6 +864,7 @@ TABLES |= {
     f"replication-{name}": functools.partial(replication, name)
     for name in ("recipes", "heads", "axes")
 }
+TABLES |= planner_tables.TABLES
 TABLES |= findings_tables.TABLES
 
 
@@ -1065,7 +1067,15 @@ def pages() -> dict[Path, str]:
     }
     found[ROOT / "docs" / "reference" / "cli.md"] = cli_page()
     found[ROOT / "docs" / "reference" / "python.md"] = python_page()
+    found[ROOT / "docs" / "reference" / "openapi.json"] = openapi_document()
     return found
+
+
+def openapi_document() -> str:
+    """The OpenAPI document of the live page's API, from its declaration."""
+    from scalerl.serve.api import openapi
+
+    return openapi.text()
 
 
 def main() -> int:

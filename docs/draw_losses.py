@@ -26,6 +26,7 @@ PICTURES: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
     ("gspo", {"clip_low": 3e-3, "clip_high": 5e-3}, (0.99, 1.01)),
     ("dr-grpo", {"clip_low": 0.2, "clip_high": 0.2}, (0.5, 2.0)),
     ("reinforce", {}, (0.1, 20.0)),
+    ("sequence-tis", {"ratio_cap": 2.0}, (0.1, 20.0)),
 ]
 
 
@@ -58,7 +59,7 @@ def draw(loss: str, constants: dict[str, Any], span: tuple[float, float]) -> Pat
         ticks = sorted({*span, *(edges if "clip_low" in constants else wide)})
         ax.set_xticks(ticks, [f"{v:g}" for v in ticks])
         ax.minorticks_off()
-        name = "sequence ratio" if loss == "gspo" else "ratio"
+        name = "sequence ratio" if loss in ("gspo", "sequence-tis") else "ratio"
         ax.set_xlabel(f"{name}: trainer's probability / generator's")
         ax.set_ylabel("factor of ∇ log π")
         shown = ", ".join(f"{k} {v:g}" for k, v in constants.items())

@@ -33,6 +33,8 @@ from scalerl.runs.lines import (
     EventLine,
     Status,
     StepLine,
+    SystemLine,
+    ValidationEpisodeLine,
 )
 
 # -- docs/reference/recipe.md ---------------------------------------------------------------------
@@ -117,10 +119,12 @@ RECORDS: dict[str, type[Record]] = {
     "ledger": LedgerLine,
     "events.jsonl": EventLine,
     "episodes/training.jsonl": EpisodeLine,
+    "episodes/validation.jsonl": ValidationEpisodeLine,
     "evals/step_N.json": EvalAnswers,
     "answers": AnswerSample,
     "answers/step_N.jsonl": AnswerLine,
     "status.json": Status,
+    "system.jsonl": SystemLine,
 }
 _WORDS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 

@@ -243,6 +243,10 @@ class LineReader:
     def read(self, file: IO[bytes], most: int | None = None) -> Iterator[bytes]:
         """The lines that follow, without their ends; after about `most` bytes no more. `file` is
         unbuffered."""
+        return (line for _, line in self.read_placed(file, most))
+
+    def read_placed(self, file: IO[bytes], most: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """`read`, with the position in the file at which each line begins."""
         left = b""
         begun, end = self.at, self.bytes_read + (most or 0)
         file.seek(self.at)
@@ -258,20 +262,27 @@ class LineReader:
             left += block
             whole = left[: left.rfind(b"\n") + 1]
             left = left[len(whole) :]
+            at = self.at
             self._advance(whole)
             if len(left) > MAX_LINE:
                 self.skipped += 1
                 self._in_long_line = True
                 self._advance(left)
                 left = b""
-            yield from self._short(whole)
+            yield from self._short(whole, at)
 
-    def _short(self, whole: bytes) -> Iterator[bytes]:
+    def jump(self, at: int, mark: bytes) -> None:
+        """Go to the beginning of a line, behind the bytes `mark`."""
+        self.at, self.mark = at, mark[-MARK:]
+        self._in_long_line = False
+
+    def _short(self, whole: bytes, at: int) -> Iterator[tuple[int, bytes]]:
         for line in whole.split(b"\n")[:-1]:
             if len(line) <= MAX_LINE:
-                yield line
+                yield at, line
             else:
                 self.skipped += 1
+            at += len(line) + 1
 
     def _advance(self, data: bytes) -> None:
         self.at += len(data)

@@ -153,10 +153,8 @@ def _rate(line: EvalLine) -> str:
 def _forecast(look: LiveForecast) -> str:
     n = {name.removeprefix("forecast/"): value for name, value in look.numbers.items()}
     known = f"ceiling {n['A']:.3f}" if n["identified"] else "ceiling not identified yet"
-    return (
-        f"forecast: {known} [{n['A_low']:.3f}, {n['A_high']:.3f}], "
-        f"next doubling {n['next_doubling']:+.3f}"
-    )
+    gain = "" if n["alarm"] else f", next doubling {n['next_doubling']:+.3f}"
+    return f"forecast: {known} [{n['A_low']:.3f}, {n['A_high']:.3f}]{gain}"
 
 
 def text(line: str) -> str:

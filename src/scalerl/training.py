@@ -33,7 +33,13 @@ from scalerl.runs import commands
 from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.importers.run_directory import AXIS_COLUMNS
 from scalerl.runs.interventions import interventions
-from scalerl.runs.lines import EpisodeLine, EvalLine, EventLine, StepLine
+from scalerl.runs.lines import (
+    EpisodeLine,
+    EvalLine,
+    EventLine,
+    StepLine,
+    ValidationEpisodeLine,
+)
 from scalerl.runs.listener import DetachableListener, Listener, Listeners
 from scalerl.runs.lock import RunLock
 from scalerl.runs.store import RunStore, undo_new_run
@@ -286,7 +292,8 @@ class RunAttempts:
         spent = 0.0 if past is None else past.ledger.device_seconds
         for kind in (StepLine, EpisodeLine):
             self.store.cut_after(kind, step)
-        self.store.cut_after(EvalLine, -1 if validated is None else validated)
+        for answers in (EvalLine, ValidationEpisodeLine):
+            self.store.cut_after(answers, -1 if validated is None else validated)
         again = "" if step >= 0 else " (no checkpoint yet: from the start)"
         self.listener.say(f"resuming at step {max(step, 0)}{again}")
         self._event("resume", max(step, 0), lost_device_seconds=max(spent - kept, 0.0))

@@ -27,6 +27,11 @@ def token_losses(
         total = sum(rollout["train"][t] - rollout["gen"][t] for t in tokens)
         s = torch.exp(total / len(tokens))
         return [clipped(s, advantage, constants["clip_low"], constants["clip_high"])] * len(tokens)
+    if loss == "sequence-tis":
+        total = sum(float(rollout["train"][t]) - rollout["gen"][t] for t in tokens)
+        power = 1 if constants["ratio"] == "product" else 1 / max(len(tokens), 1)
+        weight = min(math.exp(total * power), constants["ratio_cap"])
+        return [-weight * advantage * rollout["train"][t] for t in tokens]
     for t in tokens:
         train, gen = rollout["train"][t], rollout["gen"][t]
         ratio = torch.exp(train - gen)

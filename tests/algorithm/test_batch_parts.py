@@ -1,5 +1,7 @@
 """Advantages, aggregation, filters and diagnostics, with hand-worked numbers and at the edges."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from scalerl.algorithm.diagnostics import diagnose
 from scalerl.algorithm.episode import Episode, Group, Turn
 from scalerl.algorithm.filters import Candidates, filter_episodes, informative
 from scalerl.algorithm.losses import cispo
-from scalerl.algorithm.objective import prepare
+from scalerl.algorithm.objective import objective, prepare, token_slopes
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError
 from scalerl.recipe import Recipe
@@ -213,6 +215,49 @@ def test_diagnostics_by_hand():
     assert (found.staleness_mean, found.staleness_max) == (1.5, 3)
     assert found.staleness_histogram == {0: 1, 3: 1}
     assert found.tokens == 2 and found.non_finite == 0
+
+
+def test_truncated_tokens_are_counted_by_the_probability_that_they_were_drawn_with():
+    drawn = [0.05, 0.05, 0.1, 0.95, 1.0]
+    found = diagnosed(list(np.log([0.2, 0.05, 0.3, 0.95, 0.9])), list(np.log(drawn)), [5] * 5)
+    assert found.tokens_by_probability == (2, 1, 0, 0, 0, 0, 0, 0, 0, 2)
+    assert found.truncated_by_probability == (1, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert sum(found.truncated_by_probability) / found.tokens == found.ratio_truncated
+
+
+def test_the_gap_of_each_staleness_adds_up_to_that_of_the_batch():
+    train, gen = np.log([0.2, 0.3, 0.4, 0.9]), np.log([0.1, 0.3, 0.5, 0.7])
+    found = diagnosed(list(train), list(gen), [5, 3, 3, 2])
+    assert sorted(found.gap_by_staleness) == [0, 2, 3]
+    assert found.gap_by_staleness[0].mean == pytest.approx(np.log(2))
+    assert found.gap_by_staleness[2].mean == pytest.approx(np.log(5 / 4) / 2)
+    for value, whole in (("mean", found.gap_mean), ("kl", found.kl_gen_train)):
+        parts = [found.staleness_histogram[age] * getattr(gap, value)
+                 for age, gap in found.gap_by_staleness.items()]  # fmt: skip
+        assert sum(parts) / found.tokens == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("loss", "constants", "share"),
+    [
+        ("cispo", {"ratio_cap": 3.0}, (3.0 + 0.25) / (3.0 + 0.25 + 1.5)),
+        ("dapo", {}, 0.25 / 0.25),  # the clip leaves only the small ratio
+        ("reinforce", {}, 2 / 3),
+    ],
+)
+def test_the_gradients_share_from_far_ratios_is_by_what_the_loss_makes_of_them(
+    loss, constants, share
+):
+    """Ratios 4, 1/4 and 1.5, with an advantage of 1."""
+    options = replace(SCALERL, loss=loss, constants=constants)
+    logprobs_N = torch.tensor(np.log([0.4, 0.1, 0.6]))
+    batch = token_batch([3], list(np.log([0.1, 0.4, 0.4])), [1.0], versions=[5] * 3)
+    slope_N = token_slopes(logprobs_N, batch, options)
+    tokens = objective(logprobs_N, batch, options).tokens
+    found = diagnose(logprobs_N, batch, tokens, 5, slope_N=slope_N)
+    assert found.far_gradient == pytest.approx(share)
+    nothing = diagnose(logprobs_N, batch, tokens, 5, slope_N=torch.zeros(3))
+    assert nothing.far_gradient is None
 
 
 def test_diagnostics_count_what_is_not_finite_and_survive_nothing():

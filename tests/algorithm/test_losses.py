@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from scalerl.algorithm.batch import MAX_LOG_RATIO
 from scalerl.algorithm.episode import Episode, Group, Turn
-from scalerl.algorithm.losses import LOSSES, cispo, dapo, grpo, gspo, kl_term, reinforce
+from scalerl.algorithm.losses import (
+    LOSSES,
+    cispo,
+    dapo,
+    grpo,
+    gspo,
+    kl_term,
+    reinforce,
+    sequence_tis,
+)
 from scalerl.algorithm.objective import objective, prepare
 from scalerl.algorithm.options import options_from_recipe
 from scalerl.errors import InputError
@@ -29,6 +38,7 @@ CONSTANTS = {
     "dr-grpo": {"clip_low": 0.1, "clip_high": 0.1},
     "gspo": {"clip_low": 0.03, "clip_high": 0.05},
     "reinforce": {},
+    "sequence-tis": {"ratio_cap": 1.3, "ratio": "product"},
 }
 AGGREGATIONS = ["sample", "prompt", "token", "constant"]
 NORMALISATIONS = ["batch", "prompt", "none"]
@@ -205,6 +215,16 @@ def test_clip_takes_the_gradient_only_from_the_side_that_went_too_far(
 def test_grpo_refuses_an_asymmetric_clip():
     with pytest.raises(InputError, match="symmetrically"):
         grpo(*simple([0.0], [0.0]), clip_low=0.2, clip_high=0.3)
+
+
+@pytest.mark.parametrize(("ratio", "weight"), [("product", 3.0), ("mean", 2.0)])
+def test_a_sequence_ratio_is_capped_and_every_token_keeps_its_gradient(ratio, weight):
+    """Two tokens with rho = 4 and 1: a product of 4, cut to 3, or a mean of 2."""
+    train, batch = simple(list(np.log([0.4, 0.1])), list(np.log([0.1, 0.1])))
+    found = sequence_tis(train, batch, ratio_cap=3.0, ratio=ratio)
+    found.loss_N.sum().backward()
+    assert train.grad.tolist() == pytest.approx([-weight, -weight])
+    assert found.truncated_N.tolist() == [ratio == "product"] * 2
 
 
 def test_gspo_ratio_is_the_geometric_mean():

@@ -49,15 +49,18 @@ def test_a_line_has_the_source_of_every_token():
     assert line.turn_rewards == (0.25,) and line.play == EpisodePlay(2, 1, 1, 1, 0.5)
     assert line.rows == (
         (
-            SegmentSample("context", 2, "1 2", (1, 2)),
-            SegmentSample("policy", 2, "5 6", (5, 6), (VersionRun(3, 2),), (-1.2346, 0.0)),
-            SegmentSample("forced", 1, "7", (7,), (VersionRun(4, 1),), reward=0.25),
+            SegmentSample("context", 2, "1 2", (1, 2), token_lengths=(1, 2)),
+            SegmentSample("policy", 2, "5 6", (5, 6), (VersionRun(3, 2),), (-1.2346, 0.0),
+                          token_lengths=(1, 2)),
+            SegmentSample("forced", 1, "7", (7,), (VersionRun(4, 1),), reward=0.25,
+                          token_lengths=(1,)),
         ),
         (
-            SegmentSample("context", 2, "1 9", (1, 9)),
-            SegmentSample("policy", 1, "8", (8,), (VersionRun(4, 1),), (0.0,)),
+            SegmentSample("context", 2, "1 9", (1, 9), token_lengths=(1, 2)),
+            SegmentSample("policy", 1, "8", (8,), (VersionRun(4, 1),), (0.0,),
+                          token_lengths=(1,)),
         ),
-    )
+    )  # fmt: skip
 
 
 def test_after_a_resume_the_reason_is_not_known():

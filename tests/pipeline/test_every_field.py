@@ -17,7 +17,7 @@ from scalerl.placement.world import Duration, World
 from scalerl.recipe import Recipe
 from scalerl.recipe.problems import known_fields
 from scalerl.recipe.schema import IDENTITY
-from scalerl.runs.lines import EpisodeLine, EvalLine, StepLine
+from scalerl.runs.lines import EpisodeLine, EvalLine, StepLine, ValidationEpisodeLine
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore
 from scalerl.training import RunAttempts
@@ -104,6 +104,10 @@ CHANGES = {
     "length.truncation_critical": ("length.truncation_critical=0.5", []),
     "precision.trainer_head": ("precision.trainer_head=bf16-emulated", HEADS),
     "precision.generator_head": ("precision.generator_head=bf16-emulated", HEADS),
+    "forces.sampler_noise": ("forces.sampler_noise=0.1", []),
+    "forces.generator_split": (
+        "forces.generator_split=4",
+        ["precision.trainer_head=model", "precision.generator_head=bf16-emulated"]),
     "schedule.name": ("schedule.name=off-policy", []),
     "schedule.k": ("schedule.k=1", []),
     "optimiser.lr": ("optimiser.lr=1e-3", []),
@@ -131,6 +135,7 @@ CHANGES = {
     "checkpoint.keep": ("checkpoint.keep=1", []),
     "record.episodes_per_step": ("record.episodes_per_step=1", []),
     "record.episodes_megabytes": ("record.episodes_megabytes=1", []),
+    "record.validation_megabytes": ("record.validation_megabytes=0", []),
     "placement.generators": ("placement.generators=2", []),
     "placement.devices_per_generator": ("placement.devices_per_generator=2", []),
     "placement.engine": ("placement.engine=local", []),
@@ -249,6 +254,7 @@ def does(recipe, out):
         "steps": [[s.step, s.prompts, s.pass_rate, s.staleness.max] for s in steps],
         "evals": [[e.step, e.compute.device_hours, e.n_prompts, e.k] for e in evals],
         "episodes": [e.step for e in store.read(EpisodeLine)],
+        "answers": [e.step for e in store.read(ValidationEpisodeLine)],
         "checkpoints": sorted(p.name for p in (out / "checkpoints").iterdir()),
     }
 

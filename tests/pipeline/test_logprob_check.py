@@ -37,6 +37,19 @@ def test_a_gap_that_would_poison_the_ratios_names_the_likely_culprit(setup, over
         logprob_check.check_mismatch(with_recipe(setup, *overrides), [0.5, 0.1])
 
 
+def test_a_gap_that_the_recipe_asks_for_is_a_note(setup):
+    one_sided = ["precision.one_sided=true", "precision.generator_head=bf16-emulated"]
+    said = logprob_check.check_mismatch(with_recipe(setup, *one_sided), [0.05, 0.1])
+    assert "beyond 0.02 as the recipe asks" in said
+    with pytest.raises(PipelineError):
+        logprob_check.check_mismatch(with_recipe(setup, *one_sided), [float("nan")])
+
+
+def test_the_check_is_without_the_noise_of_training_rollouts(setup):
+    noisy = dataclasses.replace(setup, sampling=dataclasses.replace(setup.sampling, noise=0.5))
+    assert logprob_check.request(noisy).sampling == setup.sampling
+
+
 def test_of_a_mixture_the_first_suspect_is_its_routing_unless_it_is_replayed(setup):
     mixture = dataclasses.replace(setup, experts=True)
     with pytest.raises(PipelineError, match=r"different experts .* set precision.routing=replay"):

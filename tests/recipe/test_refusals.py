@@ -14,6 +14,22 @@ CASES = [
     (["schedule.name=off-policy", "schedule.k=3", "batch.prompts=50"], "3 x 800 = 2400 cannot be"),
     (["schedule.name=off-policy", "filter.zero_variance=refill"], "none are left to refill"),
     (["schedule.k=0"], "schedule.k must be greater than or equal to 1"),
+    # forces that cannot be
+    (["forces.sampler_noise=-0.1"], "forces.sampler_noise must be greater than or equal to 0"),
+    (
+        ["forces.sampler_noise=0.1", "placement.engine=local", "sampling.top_k=1"],
+        "sampling.top_k = 1 always takes the likeliest token",
+    ),
+    (
+        ["forces.sampler_noise=0.1", "placement.engine=vllm"],
+        'placement.engine = "vllm" adds no forces to its sampler',
+    ),
+    (["forces.generator_split=0"], "forces.generator_split must be greater than or equal to 1"),
+    (
+        ["forces.generator_split=4", "placement.engine=local"],
+        'precision.generator_head = "fp32" does not round',
+    ),
+    (["loss.name=sequence-tis", "loss.ratio=median"], 'loss.ratio must be "product" or "mean"'),
     # constants of another loss
     (["loss.clip_high=0.2"], "loss.clip_high is not used by cispo"),
     (["loss.name=dapo", "loss.ratio_cap=5"], "loss.ratio_cap is not used by dapo"),

@@ -16,6 +16,8 @@ from scalerl.curves.fit import fit
 from scalerl.errors import InputError
 from scalerl.report.comparison_figures import plot_comparison, plot_efficiency, spread
 from scalerl.report.figures import plot_fit, plot_joint, plot_prediction
+from scalerl.report.html import asset
+from scalerl.report.theme import THEMES
 
 
 def texts(figure: Figure) -> str:
@@ -148,3 +150,24 @@ def test_importing_the_report_does_not_import_matplotlib() -> None:
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_no_colour_is_used_twice_and_all_can_be_told_apart(name: str) -> None:
+    theme = THEMES[name]
+    assert len(theme.runs) == 14 and theme.colour(14) == theme.colour(99) == theme.muted
+    lab = [_cielab(each) for each in theme.runs]
+    apart = [float(np.linalg.norm(a - b)) for i, a in enumerate(lab) for b in lab[:i]]
+    assert min(apart) > 20.0, "distance in CIELAB; 2.3 is just noticeable"
+    css = asset("report.css")
+    for i, colour in enumerate(theme.runs):
+        assert f"--c{i}: {colour};" in css
+
+
+def _cielab(colour: str) -> np.ndarray:
+    c = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.array(to_xyz) @ c / np.array([0.9505, 1.0, 1.089])
+    fx, fy, fz = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return np.array([116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)])

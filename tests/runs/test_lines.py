@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scalerl.runs.compute import Compute, DeviceSeconds, LedgerLine, WasteCount, Wasted
 from scalerl.runs.lines import (
     AnswerSample,
+    Clipping,
     EpisodeLine,
     EpisodePlay,
     EvalAnswers,
@@ -82,6 +83,13 @@ FULL = [
     eval_line(),
     eval_line(downstream={"aime": SetScore(0.1, None, 30, 4)}),
     dataclasses.replace(step_line(), play=Play.from_episodes([(PLAY, "turns")])),
+    dataclasses.replace(
+        step_line(),
+        clipping=Clipping((3, 0, 9), (0.5, 0.0, 0.1)),
+        far_gradient=0.2,
+        gradient_chance=0.7,
+        staleness=Staleness(0.5, 2, {0: 400, 2: 200}, {0: 0.1, 2: 0.3}, {0: 0.01, 2: 0.02}),
+    ),
     episode_line(),
     EventLine(3, "refused", "not finite", prompts=("sums/1",)),
     EventLine(3, "resume", lost_device_seconds=2.5),

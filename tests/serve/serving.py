@@ -35,9 +35,9 @@ class Answer:
 class Page:
     """Refreshed by hand: `refresh()` does what the refreshing thread does."""
 
-    def __init__(self, *directories, host="127.0.0.1", token=None, origin=None):
+    def __init__(self, *directories, host="127.0.0.1", token=None, origin=None, cors=()):
         self.catalogue = Catalogue(Roots(directories))
-        self.app, self.site = make_app(self.catalogue, host, token, origin)
+        self.app, self.site = make_app(self.catalogue, host, token, origin, cors)
         self.events = []
         self.catalogue.publish = self.events.append
         self.refresh()

@@ -13,6 +13,7 @@ from serving import Page
 
 from made_study import made_study
 from scalerl.cli import main
+from scalerl.report.words import compute
 from scalerl.serve.queries import FitCache, Query
 
 
@@ -231,3 +232,70 @@ def test_every_address_is_in_the_reference(page):
     for path in paths:
         shown = path.replace("{id}", "ID").replace("{what}.{kind}", "figure.png")
         assert path in ("/", "/static/{name}", "/api/login", "/login") or shown in text, path
+
+
+# -- what a curve shows ---------------------------------------------------------------------------
+
+
+def short_run(path, lines):
+    """A run with its first validations only."""
+    run = made_run(path, n=31, steps=300, seed=2)
+    kept = (run / "evals.jsonl").read_text().splitlines(keepends=True)[:lines]
+    (run / "evals.jsonl").write_text("".join(kept))
+    return run
+
+
+def test_the_line_is_drawn_finely_and_through_the_points(page):
+    key = page.runs()["first"]["id"]
+    curve = page.ask("/api/fit", {"run": key, "quick": True, "budget": 5e12}).json()["curve"]
+    inside = [x for x in curve["x"] if x <= curve["end"]]
+    assert len(inside) > 40 and len(curve["x"]) > 60
+    measured = [x for x in curve["used"][0] if x > 0]
+    assert all(min(abs(x / k - 1) for k in inside) < 1e-4 for x in measured)
+    assert min(abs(x / 5e12 - 1) for x in curve["x"]) < 1e-9
+
+
+def test_a_quick_answer_has_a_sentence_of_its_own_window(page):
+    key = page.runs()["first"]["id"]
+    found = page.ask("/api/fit", {"run": key, "to": 2e12, "quick": True}).json()
+    end = found["curve"]["end"]
+    assert f"after {compute(end)} FLOPs" in found["words"][0]
+    assert any(said.startswith(found["facts"][1]["name"]) for said in found["words"])
+
+
+def test_now_says_what_the_list_says(page):
+    run = page.runs()["first"]
+    note = page.ask("/api/fit", {"run": run["id"], "quick": True}).json()["facts"][0]["note"]
+    assert f"the last validation measured {run['pass_rate']:.3f}" in note
+
+
+def test_a_young_run_is_no_error(tmp_path):
+    short_run(tmp_path / "young", 3)
+    page = Page(tmp_path)
+    run = page.runs()["young"]
+    assert run["problem"] == "3 of 5 validations"
+    answer = page.ask("/api/fit", {"run": run["id"]})
+    found = answer.json()
+    assert answer.status == 200 and found["waiting"] == {"points": 3, "needed": 5}
+    assert len(found["curve"]["used"][0]) == 3 and found["curve"]["x"] == []
+    assert found["words"] == ["3 of 5 validations: the first forecast comes with the fifth."]
+    too_narrow = page.ask("/api/fit", {"run": run["id"], "to": 1.0})
+    assert too_narrow.status == 400 and "widen" in too_narrow.json()["error"]
+
+
+def test_a_run_in_decline_has_no_gain_in_the_list(tmp_path):
+    run = made_run(tmp_path / "fallen", n=31, steps=300)
+    lines = [json.loads(line) for line in (run / "evals.jsonl").open()]
+    for i, line in enumerate(lines):
+        line["pass_rate"] = 0.86 - 0.7 * 0.7**i if i < 26 else 0.13 + 0.001 * i
+    (run / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = Page(tmp_path).runs()["fallen"]["forecast"]
+    assert found["alarm"] and found["next_doubling"]["gain"] is None
+
+
+def test_the_advice_stands_beside_what_the_budget_is_worth(page):
+    key = page.runs()["first"]["id"]
+    asked = {"run": key, "budget": 5e12, "price": 1e-12, "value": 10, "quick": True}
+    (budget,) = page.ask("/api/fit", asked).json()["cost"]["budget"]
+    dear = page.ask("/api/fit", asked | {"price": 1e-9}).json()["cost"]["budget"][0]
+    assert budget["compute"] == 5e12 and dear["expected_net"] < 0 < budget["expected_net"]

@@ -356,3 +356,69 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path, capsys):
         assert "cannot listen" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path), "--port", "99999"])
+
+
+# -- programs, and pages of other origins ---------------------------------------------------------
+
+OTHER = "https://dashboards.example.org"
+
+
+@pytest.fixture(scope="module")
+def shared(runs):
+    return Page(runs, token=TOKEN, cors=(OTHER, "null"))
+
+
+def bearer(token=TOKEN, **more):
+    return {"authorization": f"Bearer {token}", **more}
+
+
+def test_programs_send_the_token_in_a_header(shared):
+    assert shared.ask("/api/v1/runs", headers=bearer()).status == 200
+    for given in ("", "wrong", TOKEN + "x", "é"):
+        assert shared.ask("/api/v1/runs", headers=bearer(given)).status == 401
+    basic = {"authorization": f"Basic {TOKEN}"}
+    assert shared.ask("/api/v1/runs", headers=basic).status == 401
+    # A wrong header is wrong, whatever the cookie.
+    both = bearer("wrong", cookie=f"{COOKIE}={TOKEN}")
+    assert shared.ask("/api/v1/runs", headers=both).status == 401
+
+
+@pytest.mark.parametrize("origin", [OTHER, "null"])
+def test_an_allowed_page_reads_the_api_with_the_token(shared, origin):
+    elsewhere = {"origin": origin, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+    question = elsewhere | {"access-control-request-headers": "authorization"}
+    answer = shared.ask("/api/v1/runs", method="OPTIONS", headers=question)
+    assert answer.status == 204 and answer.headers["access-control-allow-origin"] == origin
+    assert answer.headers["access-control-allow-headers"] == "authorization"
+    assert "access-control-allow-credentials" not in answer.headers
+    answer = shared.ask("/api/v1/runs", headers=bearer(**elsewhere))
+    assert answer.status == 200 and answer.headers["access-control-allow-origin"] == origin
+    assert "origin" in answer.headers["vary"].lower()
+
+
+def test_an_allowed_page_gets_nothing_by_the_cookie_or_beside_the_api(shared):
+    elsewhere = {"origin": OTHER, "sec-fetch-site": "cross-site"}
+    cookie = {"cookie": f"{COOKIE}={TOKEN}"}
+    assert shared.ask("/api/v1/runs", headers=elsewhere | cookie).status == 401
+    for path in ("/api/runs", "/api/events", "/", "/static/app.js", "/api/v1/../runs"):
+        assert shared.ask(path, headers=bearer(**elsewhere)).status in (403, 404)
+    assert shared.ask("/api/fit", {"run": "x"}, headers=bearer(**elsewhere)).status == 403
+    assert shared.ask("/api/v1/runs", method="POST", headers=bearer(**elsewhere)).status == 403
+
+
+def test_other_origins_get_no_cors_headers(shared, page):
+    for origin in ("https://evil.example", "https://dashboards.example.org.evil.example"):
+        for method in ("GET", "OPTIONS"):
+            answer = shared.ask("/api/v1/runs", method=method, headers=bearer(origin=origin))
+            assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
+    # Without --cors there is no other page.
+    answer = page.ask("/api/v1/runs", headers={"origin": "null"})
+    assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
+
+
+def test_cors_takes_a_token_and_an_origin(tmp_path):
+    with pytest.raises(InputError, match="--cors null lets another page read"):
+        serve([tmp_path], cors=["null"])
+    for wrong in ("*", "dashboards.example.org", "https://a.example/path", ""):
+        with pytest.raises(InputError, match="--cors"):
+            serve([tmp_path], cors=[wrong])

@@ -158,6 +158,8 @@ def test_a_larger_vocabulary_is_derived_once_from_any_name_in_the_studys_models(
     made.make()
     assert made.there and json.loads((path / "config.json").read_text())["vocab_size"] == 300
     assert size_path(Recipe.load("scalerl", "tiny"), "vocab300", tmp_path) == str(path)
+    large = recipe.replace({"model.path": f"{path}-logits40"})
+    assert models_of([large], tmp_path)[0].words[-2:] == ("--logits", "40")
 
 
 def test_the_learning_rate_is_kept_on_the_batch_axis_or_goes_with_its_root(tmp_path, capsys):

@@ -41,6 +41,19 @@ def test_the_page_has_map_table_curves_differences_and_panels(page, made):
     assert len(ids) == len(set(ids))
 
 
+def test_the_answer_leaves_no_variant_out(page, made):
+    lead = page[page.index('class="lead"') :]
+    (answer,) = re.findall(r"Against scalerl\+tiny: .*?\.(?=</p>)", lead[: lead.index("</p>") + 4])
+    for name in Study(made / "study").variants:
+        assert name in answer, name
+    assert re.search(r"\(1 of 1 runs unstable, at 0\.\d+ in the end\) is not compared", answer)
+
+
+def test_curves_stand_before_the_map(page):
+    each, knobs = (page.index(f'<section aria-labelledby="{i}">') for i in ("each", "map"))
+    assert each < knobs < page.index('<section aria-labelledby="table">')
+
+
 def test_unstable_and_failed_runs_are_said_first(page):
     top = page[page.index('role="alert"') : page.index('class="lead"')]
     assert "became unstable: step" in top and "by the rule" in top

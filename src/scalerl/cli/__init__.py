@@ -24,6 +24,7 @@ COMMANDS = {
     "backtest": "check how good forecasts of known runs would have been",
     "report": "write an HTML page and figures",
     "serve": "watch runs and their forecasts in a browser",
+    "episodes": "read the recorded episodes of a run",
     "init": "write a commented recipe to start from",
     "recipe": "show, check and compare recipes",
     "plan": "what a run would cost and reach, before it is paid for",

@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -40,6 +41,8 @@ FRAME = 3
 BORDER = 3
 #: Said lines that stay in the panel; older ones go up into the terminal's history.
 SAID = 3
+#: Lines above the panel that are printed again after the terminal was resized.
+HISTORY = 8
 BAR = 10
 #: Drawings a second.
 REFRESH = 2
@@ -284,11 +287,34 @@ class LiveView(Listener):
 # -- pieces ---------------------------------------------------------------------------------------
 
 
+class ResizableLive(Live):
+    """A live panel that survives a resize of the terminal.
+
+    rich moves the cursor up by as many rows as the panel had. A terminal that was resized has
+    wrapped or joined those rows, and part of the old panel stays. So a panel of another size starts
+    on a clear screen, below the last lines that were printed above the old one.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._drawn_for = self.console.size
+        self._past: deque[ConsoleRenderable] = deque(maxlen=HISTORY)
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        again: list[ConsoleRenderable] = []
+        size = self.console.size
+        if self.console.is_interactive and size != self._drawn_for:
+            again = [Control.home(), Control.clear(), *self._past]
+        self._drawn_for = size
+        self._past.extend(each for each in renderables if not isinstance(each, Control))
+        return super().process_renderables([*again, *renderables])
+
+
 def start_live(
     console: Console, panel: Callable[[], RenderableType], transient: bool = False
 ) -> Live:
     """Draw what `panel` returns, in place and again and again, until it is stopped."""
-    live = Live(
+    live = ResizableLive(
         console=console,
         get_renderable=panel,
         refresh_per_second=REFRESH,

@@ -247,6 +247,9 @@ def forecast_parts(look: LiveForecast) -> list[str]:
         parts.append(
             f"at the end {n['at_end']:.3f} [{n['at_end_low']:.3f}, {n['at_end_high']:.3f}]"
         )
+    # What a collapsed run may recover is not a gain that compute buys.
+    if look.fit.alarm is not None:
+        return parts
     return [*parts, f"next doubling {n['next_doubling']:+.3f}"]
 
 

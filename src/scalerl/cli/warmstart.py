@@ -13,6 +13,8 @@ from scalerl.errors import InputError
 DEFAULT_STEPS = (700, 250)
 #: Layers and width.
 DEFAULT_SIZE = (2, 64)
+#: Size of the logits of a model with a large vocabulary, in nats.
+DEFAULT_LOGITS = 20
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -62,6 +64,14 @@ def add(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of tokens: the model of --from with filler tokens and logits near 20, for "
         "studies of numerical precision",
+    )
+    command.add_argument(
+        "--logits",
+        type=int,
+        default=DEFAULT_LOGITS,
+        metavar="N",
+        help="with --vocabulary: size of the likely tokens' logits in nats, 20 or more; the policy "
+        "stays the same, rounding errors grow in proportion (default 20)",
     )
     command.add_argument(
         "--rollouts", type=int, default=400, help="answers behind each starting pass rate (400)"
@@ -120,12 +130,14 @@ def _derived(args: argparse.Namespace, out: Path) -> dict[str, Any]:
             f"--size and --steps teach a new model, but --from {args.source} derives one without "
             "training: leave them out"
         )
-    card = widen_vocabulary(out, LargeVocabulary(args.source, args.vocabulary, args.seed))
+    settings = LargeVocabulary(args.source, args.vocabulary, args.seed, args.logits)
+    card = widen_vocabulary(out, settings)
     if not args.json:
         found = card["logits"]
         print(f"{card['parameters']:,} parameters in {out}, {card['vocabulary']:,} tokens")
         print(
             f"largest logit {found['largest']:.1f} ± {found['largest_std']:.1f}, filler tokens "
-            f"0 ± {found['filler_std']:.1f} with {found['filler_mass']:.2g} of the probability"
+            f"{found['filler']:.1f} ± {found['filler_std']:.1f} with {found['filler_mass']:.2g} of "
+            "the probability"
         )
     return card

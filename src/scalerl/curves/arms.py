@@ -202,8 +202,12 @@ class Arm:
 
 
 def pooled(name: str, fits: Sequence[Fit]) -> Run:
+    """The points that several fits used, as one curve."""
+    return joined(name, [f.points for f in fits])
+
+
+def joined(name: str, parts: Sequence[Run]) -> Run:
     """The points of several runs as one curve."""
-    parts = [f.points for f in fits]
     compute = np.concatenate([p.compute for p in parts])
     # Stable: points at one compute stay in the order of the runs, and so does the seed of the fit.
     order = np.argsort(compute, kind="stable")

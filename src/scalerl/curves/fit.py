@@ -24,6 +24,15 @@ from scalerl.runs.record import ComputeKind, Run
 MIN_POINTS = 5
 
 
+class TooFewPoints(InputError):
+    """A run, or a window of it, has fewer points than a fit needs."""
+
+    def __init__(self, run: str, points: int, message: str) -> None:
+        super().__init__(message)
+        self.run = run
+        self.points = points
+
+
 def fit(
     compute: Run | npt.ArrayLike,
     score: npt.ArrayLike | None = None,
@@ -190,7 +199,9 @@ def _check_points(inside: Run, run: Run, lo: float | None, hi: float | None) -> 
     window = "" if lo is None and hi is None else " in this window"
     more = next(iter(run.training_scores.items()), None)
     also = f"; or fit its {more[1]} training scores: --y {more[0]}" if more else ""
-    raise InputError(
+    raise TooFewPoints(
+        run.name,
+        len(inside),
         f"run {run.name!r} has {len(inside)} points{window}{where}: a fit needs at least "
-        f"{MIN_POINTS}; evaluate more often or widen --from/--to{also}"
+        f"{MIN_POINTS}; evaluate more often or widen --from/--to{also}",
     )

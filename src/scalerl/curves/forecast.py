@@ -20,6 +20,10 @@ from scalerl.runs.record import Run
 
 #: Targets are searched up to this multiple of the compute spent so far.
 HORIZON = 100.0
+#: By default a forecast is made at twice the compute spent; at the last evaluation instead, where
+#: that lies after the fitted window and within this share of twice the window: a second forecast
+#: so close by, beside the measured score, would read as another number for the same.
+NEAR_MEASURED = 0.1
 #: Where a recommendation may continue to, in multiples of the compute spent so far.
 MULTIPLES = (1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
@@ -230,7 +234,7 @@ def forecast(
     """Everything `scalerl forecast` prints, for a run or a fit of it.
 
     at      amounts of compute, as numbers or as texts: "300steps", "2x"; by default twice what
-            was spent
+            was spent, or the last evaluation where it was held out and lies near that
     target  scores to find the compute for
     price, value   cost of a unit of compute and worth of one point (0.01) of pass rate, in the
             same currency: adds a recommendation to stop or continue
@@ -241,7 +245,7 @@ def forecast(
     (True, True)
     """
     f = run if isinstance(run, Fit) else fit(run, **options)
-    compute = [2.0 * f.end] if at is None else on_axis(at, f.run, f.end)
+    compute = [default_compute(f)] if at is None else on_axis(at, f.run, f.end)
     advice = None
     if (price is None) != (value is None):
         raise InputError(
@@ -251,6 +255,17 @@ def forecast(
         advice = recommend(f, price, value)
     ahead = f.predict(compute)
     return Forecast(f, ahead, reach(f, target), gain(f, 2.0), advice, measured(f))
+
+
+def default_compute(f: Fit) -> float:
+    """The compute of a forecast where none is asked for.
+
+    >>> from scalerl import fit, load_run
+    >>> default_compute(fit(load_run("example:paper-8b"), hi=50_000))
+    89367.0
+    """
+    twice, last = 2.0 * f.end, float(f.run.compute[-1])
+    return last if last > f.end and abs(last / twice - 1.0) <= NEAR_MEASURED else twice
 
 
 def measured(f: Fit) -> Measured | None:

@@ -33,6 +33,7 @@ FILE = "evaluation.json"
 FREE = (
     *("validation.prompts", "placement.checkers", "placement.environment_processes"),
     *("placement.check_seconds", "record.episodes_per_step", "record.episodes_megabytes"),
+    "record.validation_megabytes",
     *("placement.backend", "placement.address", "placement.generators", "placement.trainers"),
     *("placement.patience", "placement.idle_cores", "placement.weights"),
 )

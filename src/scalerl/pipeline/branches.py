@@ -35,6 +35,7 @@ from scalerl.runs.lines import (
     EventLine,
     KnobChange,
     StepLine,
+    ValidationEpisodeLine,
 )
 from scalerl.runs.store import RunStore
 
@@ -169,7 +170,8 @@ def _truncate_record(store: RunStore, step: int) -> None:
     validated = json.loads(saved.read_text())["last_validation"]
     for kind in (StepLine, EpisodeLine):
         store.cut_after(kind, step)
-    store.cut_after(EvalLine, -1 if validated is None else validated)
+    for answers in (EvalLine, ValidationEpisodeLine):
+        store.cut_after(answers, -1 if validated is None else validated)
 
 
 def _recipe_used(store: RunStore) -> Recipe | None:

@@ -1,9 +1,11 @@
-"""Training episodes for the record: a few of each step, with the source of every token."""
+"""Episodes for the record, with the source of every token: a few of each step, and the answers of
+validations."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,14 +13,18 @@ from scalerl.algorithm.episode import Episode, TokenRow
 from scalerl.pipeline.groups import PendingGroup
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.transcripts import play_of
-from scalerl.pipeline.validation import question_text
-from scalerl.runs.lines import EpisodeLine, SegmentSample, VersionRun
+from scalerl.pipeline.validation import Validation, question_text
+from scalerl.runs.lines import EpisodeLine, SegmentSample, ValidationEpisodeLine, VersionRun
 from scalerl.tasks.task import seed_from
 
 #: Step at which the samples may have taken half of their bytes.
 HALF_STEP = 1000
 #: Digits of a log-prob: differences below this are rounding, and four digits halve the file.
 DIGITS = 4
+#: What decoders write for bytes that are no character.
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+#: Tokens that may make one character: a character has at most four bytes.
+MAX_JOINED = 4
 
 
 def bytes_at(step: int, limit: int) -> int:
@@ -31,9 +37,12 @@ def bytes_at(step: int, limit: int) -> int:
     return limit * step // (step + HALF_STEP)
 
 
-def sample_episodes(setup: RunSetup, step: int, taken: Sequence[PendingGroup]) -> list[EpisodeLine]:
+def sample_episodes(
+    setup: RunSetup, step: int, taken: Sequence[PendingGroup], texts: dict[int, str] | None = None
+) -> list[EpisodeLine]:
     """The episodes of a batch that are recorded: those with the smallest hash, so that they are
-    neither the first nor the shortest, and that a repeated step gives the same."""
+    neither the first nor the shortest, and that a repeated step gives the same. `texts` caches the
+    texts of single tokens."""
     draws = (
         (seed_from(setup.recipe.seed, "record", step, p.key, n), i, n)
         for i, p in enumerate(taken)
@@ -41,10 +50,41 @@ def sample_episodes(setup: RunSetup, step: int, taken: Sequence[PendingGroup]) -
         for n in range(len(p.group.episodes))
     )
     chosen = heapq.nsmallest(setup.recipe.record.episodes_per_step, draws)
-    return [_line(setup, step, taken[i], n) for _, i, n in chosen]
+    texts = {} if texts is None else texts
+    return [_line(setup, step, taken[i], n, texts) for _, i, n in chosen]
 
 
-def _line(setup: RunSetup, step: int, p: PendingGroup, n: int) -> EpisodeLine:
+def validation_episodes(
+    setup: RunSetup, step: int, validation: Validation, texts: dict[int, str] | None = None
+) -> Iterator[ValidationEpisodeLine]:
+    """The answers of a validation, prompt by prompt in the order of a hash of the prompt: where
+    only the first can be kept, they are those to the same prompts at every validation."""
+    texts = {} if texts is None else texts
+    asked = sorted(
+        validation.asked.values(),
+        key=lambda one: seed_from(setup.recipe.seed, "record", one.set, one.prompt.id),
+    )
+    for one in asked:
+        for episode, score in one.answered():
+            yield ValidationEpisodeLine(
+                step=step,
+                prompt=one.prompt.id,
+                task=one.prompt.task,
+                question=question_text(one.prompt),
+                reward=score.reward,
+                turn_rewards=episode.turn_rewards,
+                correct=score.correct,
+                why=score.why,
+                finish=episode.finish,
+                play=play_of(episode),
+                rows=_rows(setup, episode, texts, logprobs=False),
+                set=one.set,
+            )
+
+
+def _line(
+    setup: RunSetup, step: int, p: PendingGroup, n: int, texts: dict[int, str]
+) -> EpisodeLine:
     assert p.group is not None, "the trainer takes groups that are ready"
     episode: Episode = p.group.episodes[n]
     scores = [p.scores[row] for row in sorted(p.scores)]
@@ -60,26 +100,94 @@ def _line(setup: RunSetup, step: int, p: PendingGroup, n: int) -> EpisodeLine:
         why=scores[n].why if scores else "",
         finish=episode.finish,
         play=play_of(episode),
-        rows=tuple(tuple(_segments(setup, row)) for row in episode.rows),
+        rows=_rows(setup, episode, texts),
     )
 
 
-def _segments(setup: RunSetup, row: TokenRow) -> Iterator[SegmentSample]:
+def _rows(
+    setup: RunSetup, episode: Episode, texts: dict[int, str], *, logprobs: bool = True
+) -> tuple[tuple[SegmentSample, ...], ...]:
+    return tuple(tuple(_segments(setup, row, texts, logprobs)) for row in episode.rows)
+
+
+def _segments(
+    setup: RunSetup, row: TokenRow, texts: dict[int, str], with_logprobs: bool
+) -> Iterator[SegmentSample]:
     at = 0
     for segment in row.segments:
         begin, at = at, at + segment.tokens
         token_ids = row.token_ids[begin:at].tolist()
         logprobs = None
-        if segment.source == "policy":
+        if segment.source == "policy" and with_logprobs:
             # As float64, in which four digits stay four digits; + 0.0 makes -0.0 a plain zero.
             rounded = np.round(row.logprobs[begin:at].astype(np.float64), DIGITS) + 0.0
             logprobs = tuple(rounded.tolist())
+        text = _decode(setup, token_ids)
         yield SegmentSample(
             source=segment.source,
             tokens=segment.tokens,
-            text=str(setup.tokenizer.decode(token_ids, skip_special_tokens=False)),
+            text=text,
             token_ids=tuple(token_ids),
             versions=tuple(VersionRun(*run) for run in segment.versions) or None,
             logprobs=logprobs,
             reward=segment.reward,
+            token_lengths=token_lengths(text, token_ids, partial(_decode, setup), texts),
         )
+
+
+def _decode(setup: RunSetup, token_ids: Sequence[int]) -> str:
+    return str(setup.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def token_lengths(
+    text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str], texts: dict[int, str]
+) -> tuple[int, ...] | None:
+    """The characters of a text that each of its tokens is; None where they cannot be told. `texts`
+    caches the texts of single tokens.
+
+    >>> words = {1: "2", 2: "+", 3: "2="}
+    >>> token_lengths("2+2=", [1, 2, 3], lambda ids: "".join(words[i] for i in ids), {})
+    (1, 1, 2)
+    """
+    for each in set(ids) - texts.keys():
+        texts[each] = decode([each])
+    pieces = [texts[each] for each in ids]
+    if "".join(pieces) == text:
+        return tuple(map(len, pieces))
+    return _aligned(text, ids, decode, pieces)
+
+
+def _aligned(
+    text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str], pieces: Sequence[str]
+) -> tuple[int, ...] | None:
+    """The same where tokens do not stand for themselves: several bytes-level tokens can make one
+    character, which is counted to the last of them, and some tokenizers drop the space with which
+    a text begins."""
+    lengths: list[int] = []
+    at = 0
+    while len(lengths) < len(ids):
+        i = len(lengths)
+        for piece, tokens in _candidates(ids, i, decode, pieces[i]):
+            if text.startswith(piece, at):
+                lengths += [0] * (tokens - 1) + [len(piece)]
+                at += len(piece)
+                break
+        else:
+            return None
+    return tuple(lengths) if at == len(text) else None
+
+
+def _candidates(
+    ids: Sequence[int], i: int, decode: Callable[[Sequence[int]], str], piece: str
+) -> Iterator[tuple[str, int]]:
+    """Texts that a token, or a few from it on, may have here, with the number of tokens."""
+    if UNKNOWN not in piece:
+        yield piece, 1
+        yield f" {piece}", 1
+        return
+    for tokens in range(2, MAX_JOINED + 1):
+        if i + tokens <= len(ids):
+            found = decode(ids[i : i + tokens])
+            if UNKNOWN not in found:
+                yield found, tokens
+    yield piece, 1

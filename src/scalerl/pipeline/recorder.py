@@ -10,19 +10,20 @@ from scalerl.pipeline import checkpoints
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.alarms import Alarms, EmptyStepWatch
 from scalerl.pipeline.environment_pool import UnscoredReasons
-from scalerl.pipeline.episode_samples import bytes_at, sample_episodes
+from scalerl.pipeline.episode_samples import bytes_at, sample_episodes, validation_episodes
 from scalerl.pipeline.groups import CheckSummary, PendingGroup
 from scalerl.pipeline.ledger import Ledger
 from scalerl.pipeline.setup import RunSetup
 from scalerl.pipeline.state import RunState
 from scalerl.pipeline.step_line import step_line
+from scalerl.pipeline.validation import Validation
 from scalerl.runs.lines import (
-    EvalAnswers,
     EvalLine,
     EventKind,
     EventLine,
     GroupSeconds,
     Status,
+    ValidationEpisodeLine,
 )
 from scalerl.runs.listener import Listener
 from scalerl.runs.store import RunStore, encode
@@ -43,6 +44,8 @@ class Recorder:
         self.empty_steps = EmptyStepWatch(setup.recipe)
         self.alarms = Alarms.from_recipe(setup.recipe, store.path)
         self._samples: list[bytes] = []
+        #: Texts of single tokens, by id.
+        self._token_texts: dict[int, str] = {}
         self.alarms.has_healthy = checkpoints.last_healthy(store.path) is not None
 
     def note(self, event: EventKind, why: str, **more: Any) -> None:
@@ -89,7 +92,8 @@ class Recorder:
         """Choose the episodes of a batch that are recorded if the trainer does not refuse it."""
         # Encoded here, because the trainer waits while a step is recorded.
         self._samples = [
-            encode(line, compact=True) for line in sample_episodes(self.setup, step, taken)
+            encode(line, compact=True)
+            for line in sample_episodes(self.setup, step, taken, self._token_texts)
         ]
 
     def _record_samples(self) -> None:
@@ -98,11 +102,21 @@ class Recorder:
             self.store.append_episodes(self._samples, bytes_at(self.state.version, limit))
             self._samples = []
 
-    def validation(self, line: EvalLine, answers: EvalAnswers) -> None:
+    def validation(self, line: EvalLine, found: Validation) -> None:
         """Record a validation: its answers first, so that a line never lacks them."""
-        self.store.save_answers(answers)
+        self.store.save_answers(found.answers(line.step))
+        self._record_answers(line.step, found)
         self.store.append(line)
         self.warn(self.alarms.check_validation(line))
+
+    def _record_answers(self, step: int, found: Validation) -> None:
+        recipe = self.setup.recipe
+        if limit := recipe.record.validation_megabytes * 1_000_000:
+            made = validation_episodes(self.setup, step, found, self._token_texts)
+            # From the first validation on, which may be at step 0.
+            most = bytes_at(step + recipe.validation.every, limit)
+            encoded = (encode(each, compact=True) for each in made)
+            self.store.append_episodes(encoded, most, ValidationEpisodeLine)
 
     def status(self, status: Status) -> None:
         """Write the status file, for `scalerl doctor`."""

@@ -85,6 +85,7 @@ def step_line(
     report = done.report
     episodes = [e for g in batch for e in g.episodes]
     rewards = [e.reward for e in episodes if e.reward is not None]
+    solved = [[bool(e.correct) for e in g.episodes] for g in batch]
     mixed = [e.versions is not None and e.versions[0] != e.versions[1] for e in episodes]
     d = report.diagnostics
     return StepLine(
@@ -122,6 +123,8 @@ def step_line(
         length=_lengths([[len(e) for e in g.episodes] for g in batch]),
         context_tokens=report.context_tokens,
         publish_seconds=done.publish_seconds,
+        always_solved=float(np.mean([all(each) for each in solved])),
+        never_solved=float(np.mean([not any(each) for each in solved])),
         group_seconds=stages,
         filtered=FilterCounts(**report.filtered.to_dict()),
         retired=retired,

@@ -96,7 +96,7 @@ class Validator:
             validation_hours=spent / 3600.0,
         )
         self.last = version
-        self.recorder.validation(line, found.answers(version))
+        self.recorder.validation(line, found)
         return self.stop_rule(line)
 
     def _await_scores(self, validation: Validation) -> Waiting:

@@ -34,6 +34,7 @@ from scalerl.planner.rates import (
     TrainerRates,
     sharing,
 )
+from scalerl.planner.simulate import SKIP
 from scalerl.planner.world import EnvironmentModel, PassRates, PlannedWorld, RunPart
 from scalerl.recipe import Recipe
 from scalerl.runs.lines import StepLine
@@ -42,9 +43,6 @@ from scalerl.runs.reader import RunReader
 Array = npt.NDArray[np.float64]
 #: Steps of a record that a calibration needs.
 MIN_STEPS = 8
-#: Steps at the beginning that are left out, at least: the first batches are written with caches,
-#: kernels and lengths of their own.
-SKIP = 4
 #: Rollouts that an engine of scalerl's own writes at once, at most (pipeline/setup.py).
 MAX_SLOTS = 512
 #: Share of its time that a process must have had a processor for; below, the clock of a record says
@@ -55,12 +53,13 @@ BUSY = 0.85
 CALIBRATED = 1.10
 #: Simulated steps by which a calibration reproduces its own run, and the ratios that are believed:
 #: beyond, the record and its recipe do not belong together.
-OWN_STEPS = 160
+OWN_STEPS = 80
 OWN_RATIO = (0.7, 1.5)
 #: Parts of a record that are simulated each for itself.
 PARTS = 4
-#: Quantile of the trainer's waits that is taken for those in which a batch was ready.
-SHORT_WAITS = 0.5
+#: Quantile of the trainer's waits that is taken for those in which a batch was ready. At the median
+#: the rest of the first lab runs was predicted with staleness 0.6 too high.
+SHORT_WAITS = 0.25
 #: ... and where the record has no decode steps: predictions of other batches were 24 % off.
 WITHOUT_DECODE = 1.25
 

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
 from scalerl.planner.batching import SimulatedBatching, SimulatedRow
 from scalerl.planner.setup import ENTRIES, PlannedSetup, PlannedTurn, score_of
-from scalerl.planner.world import PlannedWorld
+from scalerl.planner.world import PlannedWorld, RunPart
 from scalerl.trainer.interface import StepReport
 
 #: Longest answer, over the mean, that an array has entries for; hardly any is longer.
@@ -319,8 +320,6 @@ class PlannedCrew:
         self.overlap = Overlap(self) if world.rates.shared is not None else None
         for worker in (self.trainer, *self.generators, *self.checkers):
             worker.reply(m.WorkerReady())
-        #: Groups that will have variance are shorter or longer than the mean by this factor.
-        self._ratios = _length_ratios(world, setup.recipe.batch.generations)
 
     def at(self, time: float, do: Callable[[], None]) -> None:
         """Put a call on the agenda; calls at the same time run in the order of insertion."""
@@ -364,15 +363,16 @@ class PlannedCrew:
 
     def rows(self, request: Request) -> list[SimulatedRow]:
         """The rows of a request: answers to one prompt, of lengths that are alike."""
-        world, n = self.world, len(request.seeds)
+        world, n, now = self.world, len(request.seeds), self.world.part_at(self.trainer.version)
         if request.id == logprob_check.REQUEST_ID:
             return [SimulatedRow(request.id, row, [1], 0, False) for row in request.seeds]
-        lengths = world.lengths.draw(self.rng, 1, n, self.trainer.version)[0]
-        right = self.rng.random(n) < world.pass_rates.draw(self.rng, 1)[0]
+        lengths = now.lengths.draw(self.rng, 1, n, self.trainer.version)[0]
+        right = self.rng.random(n) < now.pass_rates.draw(self.rng, 1)[0]
         mixed = 0 < int(right.sum()) < n
-        ratio = self._ratios[mixed]
+        # Groups with variance are shorter or longer than the mean by this factor.
+        ratio = _length_ratios(now, self.setup.recipe.batch.generations)[mixed]
         if ratio != 1.0:
-            lengths = np.clip(np.rint(lengths * ratio), 1, world.lengths.limit).astype(np.int64)
+            lengths = np.clip(np.rint(lengths * ratio), 1, now.lengths.limit).astype(np.int64)
         environment = world.environment
         rows = []
         for i, row in enumerate(request.seeds):
@@ -445,10 +445,11 @@ def _rounded(
     return tuple(found)
 
 
-def _length_ratios(world: PlannedWorld, generations: int) -> tuple[float, float]:
+@lru_cache
+def _length_ratios(now: RunPart, generations: int) -> tuple[float, float]:
     """Factors for groups without and with variance, so that the mean of all stays as it is."""
-    ratio = world.lengths.kept_ratio
-    kept = world.pass_rates.kept(generations)
+    ratio = now.lengths.kept_ratio
+    kept = now.pass_rates.kept(generations)
     if ratio == 1.0 or not 0 < kept < 1:
         return 1.0, 1.0
     return max((1 - kept * ratio) / (1 - kept), 0.05), ratio

@@ -96,6 +96,7 @@ def planned_recipe(recipe: Recipe, steps: int) -> Recipe:
     changes: dict[str, Any] = {
         "curriculum.name": "uniform",
         "record.episodes_per_step": 0,
+        "record.validation_megabytes": 0,
         "filter.empty_steps": 0,
         "filter.truncated": "keep",
         "checkpoint.every": steps + 1,
@@ -163,7 +164,7 @@ class MemoryStore(RunStore):
     def append(self, line: Line) -> None:
         self.lines.append(line)
 
-    def append_episodes(self, lines: Any, most: int) -> None:
+    def append_episodes(self, lines: Any, most: int, kind: Any = None) -> None:
         """Nothing: simulated episodes have no content."""
 
     def status(self, status: Status) -> None:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,17 @@ Array = npt.NDArray[np.float64]
 COLLECT_AFTER = 200_000
 #: Simulated steps of each part of a run, at least, besides the first k.
 MIN_STEPS = 20
-#: Simulations until the slowdown of workers that share cores has settled: each halves what is left.
+#: Short simulations until the slowdown of workers that share cores has settled: each halves what is
+#: left. Later parts of a run begin with the slowdown of the part before, which is close.
 SHARING_ROUNDS = 6
+SHARING_ROUNDS_LATER = 2
+#: Steps of such a short simulation, besides the first k.
+SHARING_STEPS = 12
+#: Steps of a run up to which its start counts: it is simulated as it will be, from the first step.
+SHORT_RUN = 200
+#: Steps at the beginning of a run that are left out of its mean, at least: the first batches are
+#: written with caches, kernels and lengths of their own.
+SKIP = 4
 
 
 @dataclass(frozen=True)
@@ -85,16 +94,50 @@ def simulate(
     recipe: Recipe, world: PlannedWorld, steps: int, *, validate: bool = False
 ) -> Simulation:
     """Simulate `steps` optimiser steps of a recipe. Needs `scalerl[train]`, as the loop does."""
-    if world.parts:
-        each = max(steps // len(world.parts), recipe.schedule.k + MIN_STEPS)
-        found = [
-            simulate(recipe, world.of_part(part), each, validate=validate) for part in world.parts
-        ]
-        return _mean(found)
+    found: list[Simulation] = []
+    slow = Slowdown()
+    for one, n in _worlds(recipe, world, steps):
+        rounds = SHARING_ROUNDS_LATER if found else SHARING_ROUNDS
+        result, slow = _simulate_part(recipe, one, n, slow, rounds, validate=validate)
+        found.append(result)
+    return found[0] if len(found) == 1 else _mean(found)
+
+
+def _worlds(recipe: Recipe, world: PlannedWorld, steps: int) -> Iterator[tuple[PlannedWorld, int]]:
+    """The worlds that are simulated, each with its number of steps.
+
+    A short run is simulated whole and several times, its parts one after the other: batches that
+    wait for the trainer take a good part of such a run to build up. Of a long run each part is
+    simulated for itself, in the state in which it spends nearly all its time.
+    """
+    parts, budget = world.parts, recipe.budget.steps
+    if not parts:
+        yield world, steps
+    elif budget is not None and budget <= SHORT_RUN:
+        whole = replace(world, part_steps=max(budget // len(parts), 1))
+        for i in range(max(round(steps / budget), 1)):
+            yield replace(whole, seed=world.seed + i), budget
+    else:
+        for part in parts:
+            yield world.of_part(part), max(steps // len(parts), recipe.schedule.k + MIN_STEPS)
+
+
+class Slowdown(NamedTuple):
+    """Seconds of a worker beside the others over its seconds alone."""
+
+    generator: float = 1.0
+    trainer: float = 1.0
+
+
+def _simulate_part(
+    recipe: Recipe, world: PlannedWorld, steps: int, slow: Slowdown, rounds: int, *, validate: bool
+) -> tuple[Simulation, Slowdown]:
+    """A simulation without parts, and how slow workers are that share cores."""
     if world.rates.shared is not None:
-        world = _beside_each_other(recipe, world, steps)
+        slow = _beside_each_other(recipe, world, slow, rounds)
+        world = _slowed(world, slow)
     lines, crew = simulated_record(recipe, world, steps, validate=validate)
-    return _summary(lines, crew)
+    return _summary(lines, crew), slow
 
 
 def _mean(parts: Sequence[Simulation]) -> Simulation:
@@ -114,20 +157,24 @@ def _mean(parts: Sequence[Simulation]) -> Simulation:
     return Simulation(**mean | sums | {"step_error": error, "histogram": dict(histogram)})
 
 
-def _beside_each_other(recipe: Recipe, world: PlannedWorld, steps: int) -> PlannedWorld:
-    """The world with the rates that workers have while they share cores. How much they slow each
-    other down depends on how long they work at the same time, and that on their rates: so it is
-    simulated a few times."""
-    alone = world.rates
-    shared = alone.shared
+def _slowed(world: PlannedWorld, slow: Slowdown) -> PlannedWorld:
+    rates = world.rates
+    generator, trainer = rates.generator.scaled(slow.generator), rates.trainer.scaled(slow.trainer)
+    return replace(world, rates=replace(rates, generator=generator, trainer=trainer))
+
+
+def _beside_each_other(
+    recipe: Recipe, world: PlannedWorld, slow: Slowdown, rounds: int
+) -> Slowdown:
+    """How slow workers are while they share cores. How much they slow each other down depends on
+    how long they work at the same time, and that on their rates: so it is simulated a few times."""
+    shared = world.rates.shared
     assert shared is not None
-    slow = (1.0, 1.0)
-    for _ in range(SHARING_ROUNDS):
-        rates = replace(
-            alone, generator=alone.generator.scaled(slow[0]), trainer=alone.trainer.scaled(slow[1])
-        )
-        world = replace(world, rates=rates)
-        _, crew = simulated_record(recipe, world, steps)
+    steps = recipe.schedule.k + SHARING_STEPS
+    if world.part_steps:
+        steps = max(steps, world.part_steps * len(world.parts))
+    for _ in range(rounds):
+        _, crew = simulated_record(recipe, _slowed(world, slow), steps)
         overlap, seconds = crew.overlap, crew.clock.time
         assert overlap is not None
         generate, generators = overlap.generate, len(crew.generators)
@@ -136,13 +183,13 @@ def _beside_each_other(recipe: Recipe, world: PlannedWorld, steps: int) -> Plann
         loop = crew.rollout_seconds * recipe.batch.completions * steps / seconds
         generating = generate / generators / seconds
         beside_trainer = overlap.both / overlap.train / generators
-        found = (
+        found = Slowdown(
             shared.slowdown([overlap.both / generate, loop, *[generating] * (generators - 1)]),
             shared.slowdown([loop, *[beside_trainer] * generators]),
         )
         # Halfway: a slower trainer leaves generators more time to wait, and the other way round.
-        slow = (slow[0] + found[0]) / 2, (slow[1] + found[1]) / 2
-    return world
+        slow = Slowdown((slow.generator + found.generator) / 2, (slow.trainer + found.trainer) / 2)
+    return slow
 
 
 def simulated_record(
@@ -201,7 +248,11 @@ def _summary(lines: list[StepLine], crew: PlannedCrew) -> Simulation:
     ends = 60 * minutes - validated / devices
     # The first k + 1 batches were begun together, before the first step.
     least = crew.setup.recipe.schedule.k + 1
-    cut = start_up(np.diff(ends, prepend=0.0), least)
+    if crew.world.part_steps:
+        # Seconds of steps change from part to part: that is no start-up.
+        cut = min(max(SKIP, least), len(lines) - 1)
+    else:
+        cut = start_up(np.diff(ends, prepend=0.0), least)
     first, last = lines[cut - 1] if cut else None, lines[-1]
     n = len(lines) - cut
     seconds = float(ends[-1] - (ends[cut - 1] if cut else 0.0)) / n

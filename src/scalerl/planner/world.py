@@ -101,6 +101,15 @@ class PlannedWorld:
     #: Parts of a run that are simulated each for itself, with pass rates and lengths of their own:
     #: the slower side may be another one in each, so that their mean would be too fast.
     parts: tuple[RunPart, ...] = ()
+    #: Optimiser steps of each part where the parts of one run follow each other; 0: each part is
+    #: simulated for itself.
+    part_steps: int = 0
+
+    def part_at(self, version: int) -> RunPart:
+        """Pass rates and lengths of answers that are begun at a version."""
+        if not self.part_steps:
+            return RunPart(self.pass_rates, self.lengths)
+        return self.parts[min(version // self.part_steps, len(self.parts) - 1)]
 
     def of_part(self, part: RunPart) -> PlannedWorld:
         """The world of one part."""

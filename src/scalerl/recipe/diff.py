@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
@@ -96,7 +97,7 @@ def allowed_changes(old: Recipe, new: Recipe) -> list[Difference]:
     scalerl.errors.InputError: seed cannot change from 0 to 1 when a run is resumed: the order of \
 the prompts and every random draw come from it; start a new run with --out
     """
-    found = diff(old, new)
+    found = [d for d in diff(old, new) if not _moved(d)]
     fixed = FIXED | (FIXED_PHASES if old.schedule.name == "off-policy" else {})
     for d in found:
         reason = fixed.get(d.path) or fixed.get(d.path.partition(".")[0])
@@ -106,6 +107,15 @@ the prompts and every random draw come from it; start a new run with --out
                 f"{reason}; start a new run with --out"
             )
     return found
+
+
+def _moved(d: Difference) -> bool:
+    """Whether two paths of models differ only in where their study lies: it keeps the models that
+    it makes in `models/`."""
+    if d.path != "model.path":
+        return False
+    a, b = Path(str(d.a)), Path(str(d.b))
+    return a.parent.name == b.parent.name == "models" and a.name == b.name
 
 
 def with_date_of(earlier: Recipe, recipe: Recipe) -> Recipe:

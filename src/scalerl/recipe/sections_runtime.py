@@ -218,8 +218,9 @@ class CheckpointSection(Section):
 
 
 class RecordSection(Section):
-    """What the run directory keeps besides statistics: training episodes to read, with the source
-    of every token, in `episodes/training.jsonl`."""
+    """What the run directory keeps besides statistics: training episodes and validation answers to
+    read, with the source of every token, in `episodes/training.jsonl` and
+    `episodes/validation.jsonl`."""
 
     episodes_per_step: int = field(
         4, "episodes kept of each step, chosen by a hash; 0: none", "ours", unit="episodes", ge=0
@@ -230,6 +231,14 @@ class RecordSection(Section):
         "ours",
         unit="MB",
         gt=0,
+    )
+    validation_megabytes: int = field(
+        100,
+        "limit to validation answers, in the same way: all are kept while it allows, then those "
+        "to fewer prompts, the same ones each time; 0: none",
+        "ours",
+        unit="MB",
+        ge=0,
     )
 
 

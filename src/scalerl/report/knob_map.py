@@ -43,6 +43,9 @@ FAR = 2.0
 LEAST = (0.03, math.log(1.25))
 #: In inches: names stay readable on a phone.
 SIZE = (4.7, 4.5)
+#: More knobs than this crowd around the reference: their marks are small, and a line joins each
+#: name to its mark.
+CROWD = 6
 #: Compute ratios that may be ticks.
 RATIOS = (1 / 16, 1 / 8, 1 / 4, 1 / 3, 1 / 2, 1 / 1.5, 1 / 1.2, 1, 1.2, 1.5, 2, 3, 4, 8, 16)
 
@@ -80,7 +83,7 @@ def plot_knob_map(
         ax.set_ylim(-up, up)
         _ground(ax, t)
         for knob in knobs:
-            _draw(ax, knob, across, t)
+            _draw(ax, knob, across, len(knobs) > CROWD, t)
         ax.plot([0], [0], marker="o", ms=5, color=t.ink, zorder=5)
         _axes(ax, across, t)
         _legend(fig, {k.region for k in knobs}, any(not k.family_wise for k in knobs), t)
@@ -129,7 +132,7 @@ def _at(knob: Knob, across: float) -> float:
     return across * 0.985 if knob.delta_log_compute is None else knob.delta_log_compute
 
 
-def _draw(ax: Axes, knob: Knob, across: float, t: Theme) -> None:
+def _draw(ax: Axes, knob: Knob, across: float, crowded: bool, t: Theme) -> None:
     colour = _colour(knob.region, t)
     x, y = _at(knob, across), knob.delta_a
     cross: list[Any] = [([x, x], knob.delta_a_interval)]
@@ -137,16 +140,19 @@ def _draw(ax: Axes, knob: Knob, across: float, t: Theme) -> None:
         cross.append((knob.delta_log_compute_interval, [y, y]))
     for xs, ys in cross:
         # Butt caps end exactly where the interval does.
-        ax.plot(xs, ys, color=colour, lw=1.0, alpha=0.55, zorder=2, solid_capstyle="butt")
+        width, alpha = (0.7, 0.3) if crowded else (1.0, 0.55)
+        ax.plot(xs, ys, color=colour, lw=width, alpha=alpha, zorder=2, solid_capstyle="butt")
     ax.plot(
         [x],
         [y],
         ls="",
         marker=_shape(knob),
-        ms=8.5 if knob.region != "undecided" else 6.5,
+        ms=(8.5 if knob.region != "undecided" else 6.5) * (0.55 if crowded else 1.0),
         mfc=colour if knob.family_wise else t.paper,
-        mec=colour,
-        mew=1.6,
+        # In a crowd a rim of the colour of paper keeps marks apart; hollow ones and crosses are
+        # lines, which need their colour.
+        mec=t.paper if crowded and knob.family_wise and _shape(knob) != "x" else colour,
+        mew=0.7 if crowded and _shape(knob) != "x" else 1.6,
         zorder=4,
         clip_on=False,
     )
@@ -215,6 +221,9 @@ def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme
     ]
     taken += [text.get_window_extent() for text in ax.texts]
     frame = ax.get_window_extent()
+    crowded = len(knobs) > CROWD
+    # Names of a crowd stand around it, where they cover no mark.
+    reaches = (18, 30, 44, 60, 78, 98) if crowded else (0, 6, 14, 24, 36, 50)
     # Undecided knobs are the first to go without a name: their place says least.
     order = sorted(range(len(knobs)), key=lambda i: knobs[i].region == "undecided")[:NAMED]
     named = [(0, "reference")]
@@ -224,7 +233,7 @@ def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme
         # A character of 8.5 points is 0.62 as wide on average: measuring each text takes longer.
         wide, high = (0.62 * 8.5 * len(name) + 2) * unit, 10.5 * unit
         places = []
-        for far in (0, 6, 14, 24, 36, 50):
+        for far in reaches:
             for dx, dy in SIDES:
                 left = x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2)
                 low = y + dy * (8 + far) * unit - high / 2

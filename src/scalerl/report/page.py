@@ -97,12 +97,14 @@ def _summary(forecasts: Sequence[Forecast], comparison: Comparison | None) -> st
             sentences.append(f"{first} is ahead of every other.")
     known = sum(ahead.fit.identified for ahead in forecasts)
     sentences.append(f"The ceiling is identified for {known} of {len(forecasts)} runs.")
-    best = max(forecasts, key=lambda ahead: ahead.next_doubling.median)
-    gain = best.next_doubling
-    sentences.append(
-        f"The next doubling of compute buys most for {best.fit.name}: {words.signed(gain.median)} "
-        f"({words.percent(best.fit.level)}: {words.to(gain.interval, words.signed)})."
-    )
+    healthy = [ahead for ahead in forecasts if ahead.fit.alarm is None]
+    if healthy:
+        best = max(healthy, key=lambda ahead: ahead.next_doubling.median)
+        value, interval = words.gain_and_range(best)
+        sentences.append(
+            f"The next doubling of compute buys most for {best.fit.name}: {value} "
+            f"({words.percent(best.fit.level)}: {interval})."
+        )
     return " ".join(sentences)
 
 
@@ -111,18 +113,18 @@ def facts(ahead: Forecast) -> list[Tile]:
     f = ahead.fit
     unit = words.KIND[f.run.x_kind]
     return [
-        ("Now", words.score(ahead.at.median_now), f"at {words.compute(f.end)} {unit}"),
+        (
+            "Now",
+            words.score(ahead.at.median_now),
+            f"by the fit, at {words.compute(f.end)} {unit}; {words.now_in_words(f)}",
+        ),
         (
             f"At {words.compute(float(ahead.at.compute[0]))} {unit}",
             words.score(float(ahead.at.median[0])),
             words.to(ahead.at.interval()[0]),
         ),
         ("Ceiling", *words.ceiling_and_range(f)),
-        (
-            "Next doubling",
-            words.signed(ahead.next_doubling.median),
-            words.to(ahead.next_doubling.interval, words.signed),
-        ),
+        ("Next doubling", *words.gain_and_range(ahead)),
     ]
 
 

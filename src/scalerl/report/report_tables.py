@@ -68,8 +68,9 @@ def forecasts(found: Sequence[Forecast]) -> list[ReportTable]:
     head = ("Run", "At", "True pass rate", "Range of one evaluation", "Gain of the next doubling")
     rows = []
     for ahead in found:
-        bought = ahead.next_doubling.median
-        gain = number_cell(bought, ahead.next_doubling.interval, words.signed)
+        healthy = ahead.fit.alarm is None
+        bought = ahead.next_doubling.median if healthy else math.nan
+        gain = TableCell(*words.gain_and_range(ahead), number=bought)
         seen, true = ahead.at.interval(observed=True), ahead.at.interval()
         for i, c in enumerate(ahead.at.compute):
             rows.append(

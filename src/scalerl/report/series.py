@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scalerl.curves.fit import fit as fit_run
 from scalerl.curves.laws import POWER
 from scalerl.curves.laws.power import PowerLaw
-from scalerl.curves.prediction import MAX_KNOTS, SigmoidPredictive, tails
+from scalerl.curves.prediction import MAX_KNOTS, Prediction, SigmoidPredictive, tails
 from scalerl.curves.result import Fit
 
 Array = npt.NDArray[np.float64]
@@ -25,6 +25,13 @@ BEYOND_HELD = 1.3
 MAX_AHEAD = 8.0
 #: A knot at this many times the compute of a break lies after it.
 AFTER_BREAK = 1.002
+#: Most measured points at which a curve has a knot. Between two points the posterior is nearly
+#: straight in ln C, so a curve with a knot at every point does not leave points that stay level.
+POINT_KNOTS = 40
+#: Evenly spaced knots inside the window: the law bends between points that are far apart.
+LAW_KNOTS = 20
+#: Knots of the forecast.
+AHEAD_KNOTS = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -75,7 +82,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Series(DrawnCurve):
-    """The curve of a fit: 2 x MAX_KNOTS knots, and those of the forecast."""
+    """The curve of a fit, at the knots of `curve_knots`."""
 
     fit: Fit
 
@@ -94,17 +101,8 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
     lo, hi = fit.window
     run, points = fit.run, fit.points
     outside = (run.compute < lo) | (run.compute > hi)
-    # The axis is logarithmic: a curve cannot begin at zero compute.
-    first = float(points.compute[points.compute > 0][0])
-    far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
-    # On both sides of a break, so that a jump is drawn upright.
-    sides = [c for b in points.breaks for c in (b, AFTER_BREAK * b)]
-    extra = np.array(sorted({c for c in (*at, *sides) if first < c <= far})[:MAX_KNOTS])
-    grids = [np.geomspace(first, hi, MAX_KNOTS), np.geomspace(hi, far, MAX_KNOTS + 1)[1:], extra]
-    # No more than MAX_KNOTS in one prediction, or its knots are thinned.
-    parts = [fit.predict(grid) for grid in grids if len(grid)]
-    # The grids may share knots, and those of the forecast lie between the others.
-    x, order = np.unique(np.concatenate([p.compute for p in parts]), return_index=True)
+    x = curve_knots(fit, to, at)
+    parts = predictions(fit, x)
     ceiling = (fit.params["A"], *fit.interval("A")) if fit.identified else None
     return Series(
         fit=fit,
@@ -117,9 +115,9 @@ def series(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Serie
         used=(points.compute, points.score),
         held=(run.compute[outside], run.score[outside]),
         x=x,
-        median=np.concatenate([p.median for p in parts])[order],
-        band=np.concatenate([p.interval() for p in parts])[order],
-        seen=np.concatenate([p.interval(observed=True) for p in parts])[order],
+        median=np.concatenate([p.median for p in parts]),
+        band=np.concatenate([p.interval() for p in parts]),
+        seen=np.concatenate([p.interval(observed=True) for p in parts]),
         power=None if fit.law is POWER else fit_power_law(fit),
         law=_law_alone(fit, x),
     )
@@ -131,17 +129,49 @@ def _law_alone(fit: Fit, x: Array) -> Array:
     return fit.predictive.posterior.median_law(x[x <= fit.end])
 
 
-def quick_curve(fit: Fit, to: float | None = None) -> tuple[Array, Array, Array]:
-    """Compute, median and band (knots, 2) of what `series` draws, in one prediction: for a picture
-    that follows a hand."""
-    hi = fit.end
-    points = fit.points.compute
-    first = float(points[points > 0][0])
+def quick_curve(
+    fit: Fit, to: float | None = None, at: Sequence[float] = ()
+) -> tuple[Array, Array, Array]:
+    """Compute, median and band (knots, 2) of what `series` draws, without the rest: for a picture
+    that follows a drag."""
+    x = curve_knots(fit, to, at)
+    levels = (0.5, *tails(fit.level))
+    found = np.concatenate([part.quantiles(levels) for part in predictions(fit, x)])
+    return x, found[:, 0], found[:, 1:]
+
+
+def curve_knots(fit: Fit, to: float | None = None, at: Sequence[float] = ()) -> Array:
+    """Ascending amounts of compute at which the curve of a fit is drawn, everywhere the same: the
+    measured points, and between and after them as many as make a smooth line; the amounts `at` of a
+    forecast, so that the chart has exactly the numbers of the tables; both sides of a break, so
+    that a jump is drawn upright."""
+    points, hi = fit.points, fit.end
+    positive = points.compute[points.compute > 0]
     far = max(drawn_until(fit) if to is None else to, 1.01 * hi)
-    half = MAX_KNOTS // 2
-    x = np.concatenate([np.geomspace(first, hi, half), np.geomspace(hi, far, half + 1)[1:]])
-    levels = fit.predict(x).quantiles((0.5, *tails(fit.level)))
-    return x, levels[:, 0], levels[:, 1:]
+    sides = [c for b in points.breaks for c in (b, AFTER_BREAK * b)]
+    # The axis is logarithmic: a curve cannot begin at zero compute.
+    extra = np.array([c for c in (*at, *sides) if positive[0] < c <= far])
+    return np.unique(np.concatenate([inside_knots(positive), ahead_knots(hi, far), extra]))
+
+
+def inside_knots(compute: Array) -> Array:
+    """Knots from the first to the last of these ascending amounts, above 0."""
+    picked, _ = downsample(compute, compute, POINT_KNOTS)
+    even = np.geomspace(compute[0], compute[-1], LAW_KNOTS)
+    # geomspace rounds its ends: the last knot of the window must not lie beyond it.
+    return np.union1d(picked, even[1:-1])
+
+
+def ahead_knots(end: float, far: float) -> Array:
+    """Knots after `end`, closer together near it: the band opens there like a square root."""
+    share = np.linspace(0.0, 1.0, AHEAD_KNOTS + 1)[1:]
+    return end * np.exp(np.log(far / end) * share**2)
+
+
+def predictions(fit: Fit, x: Array) -> list[Prediction]:
+    """Predictions that hold every one of these amounts as a knot: `Fit.predict` samples at
+    MAX_KNOTS amounts of a longer list, and interpolates."""
+    return [fit.predict(part) for part in np.array_split(x, -(-len(x) // MAX_KNOTS))]
 
 
 def fit_power_law(fit: Fit) -> PowerLaw:

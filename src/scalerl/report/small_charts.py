@@ -66,14 +66,15 @@ def chart(title: str, x: Array, lines: Sequence[ChartLine], bins: int = MAX_BINS
         body += f'<path class="line k{i % 3}"{dash} d="{axes.path(xs, y)}"/>'
     label = f"{title}: {'; '.join(_summary(line, x) for line in shown)}"
     legend = _legend([line.name for line in shown]) if len(shown) > 1 else ""
-    return small_figure(f"<b>{text(title)}</b>{legend}", label, body)
+    return small_figure(f"<b>{text(title)}</b>{legend}", label, body, axes.to_attributes("step"))
 
 
-def small_figure(caption: str, description: str, body: str) -> Drawing:
-    """A small chart: `caption` and `body` (the content of the <svg>) are HTML."""
+def small_figure(caption: str, description: str, body: str, attributes: str = "") -> Drawing:
+    """A small chart: `caption`, `body` (the content of the <svg>) and its `attributes` are HTML."""
     return Drawing(
         f'<figure class="small-chart"><figcaption aria-hidden="true">{caption}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(description)}">{body}'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(description)}"'
+        f"{attributes}>{body}"
         "</svg></figure>",
         description,
     )
@@ -196,6 +197,13 @@ class SmallAxes:
 
     def _height(self, y: float) -> float:
         return HEIGHT - BOTTOM - self.y.share(y) * (HEIGHT - TOP - BOTTOM)
+
+    def to_attributes(self, kind: str) -> str:
+        """The scales as attributes of the <svg>, so that the live page reads values off the
+        drawing: both ends of an axis, whether it is a log axis, and where its ends are drawn."""
+        x = f"{self.x.low:.8g} {self.x.high:.8g} {int(self.x.log)} {LEFT} {WIDTH - RIGHT}"
+        y = f"{self.y.low:.8g} {self.y.high:.8g} {int(self.y.log)} {HEIGHT - BOTTOM} {TOP}"
+        return f' data-x="{x}" data-y="{y}" data-of="{text(kind)}"'
 
     def path(self, x: Array, y: Array) -> str:
         """A line, with gaps where there is no value."""

@@ -45,7 +45,7 @@ FORECAST: Columns = {
     "end": (lambda ahead: ahead.fit.end, True),
     "A": (lambda ahead: _ceiling(ahead.fit), True),
     "score": (lambda ahead: float(ahead.at.median[0]), True),
-    "gain": (lambda ahead: ahead.next_doubling.median, True),
+    "gain": (lambda ahead: None if ahead.fit.alarm else ahead.next_doubling.median, True),
 }
 VERDICTS = ("higher-ceiling", "faster", "same", "undecided")
 #: Of pairs, which `compare` gives by ceiling.

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.curves.prediction import MAX_KNOTS, sample_quantiles, tails
+from scalerl.curves.prediction import sample_quantiles, tails
 from scalerl.curves.result import Fit
 from scalerl.report import words
-from scalerl.report.blocks import Block, BlockGroup, Drawing, Heading, Paragraph
-from scalerl.report.series import BEYOND_HELD, Array, DrawnCurve, Points, downsample
+from scalerl.report.blocks import Block, BlockGroup, Drawing, Paragraph
+from scalerl.report.series import (
+    BEYOND_HELD,
+    Array,
+    DrawnCurve,
+    Points,
+    ahead_knots,
+    downsample,
+    inside_knots,
+    predictions,
+)
 from scalerl.report.small_charts import Scale, SmallAxes, small_figure
 from scalerl.report.table import escape_html as text
 from scalerl.runs.record import Run
@@ -58,9 +67,9 @@ def _pooled(row: StudyRow, kind: str, group: Sequence[MemberFinding]) -> Variant
         end = float(np.exp(np.mean([math.log(f.end) for f in fits])))
         start = min(float(f.run.compute[f.run.compute > 0][0]) for f in fits)
         last = max(BEYOND_HELD * max(float(f.run.compute[-1]) for f in fits), 1.01 * end)
-        x = np.union1d(
-            np.geomspace(start, end, MAX_KNOTS), np.geomspace(end, last, MAX_KNOTS // 2 + 1)[1:]
-        )
+        inside = np.unique(np.concatenate([f.points.compute for f in fits]))
+        inside = np.array([start, *inside[(start < inside) & (inside < end)], end])
+        x = np.concatenate([inside_knots(inside), ahead_knots(end, last)])
         median, band, seen = _mean(fits, x)
     a, ends = row.estimates["A"], row.intervals["A"]
     return VariantCurve(
@@ -77,9 +86,7 @@ def _pooled(row: StudyRow, kind: str, group: Sequence[MemberFinding]) -> Variant
 def _mean(fits: Sequence[Fit], x: Array) -> tuple[Array, Array, Array]:
     """Median and interval of the mean of several seeds, and of one evaluation."""
     parts: list[tuple[Array, Array]] = []
-    cuts = (x[:MAX_KNOTS], x[MAX_KNOTS:])  # no more knots at once, or they are thinned
-    for cut in cuts:
-        ahead = [f.predict(cut) for f in fits]
+    for ahead in zip(*(predictions(f, x) for f in fits), strict=True):
         # Seeds are independent: sample i of each makes a sample of their mean.
         draws = np.mean([p.samples for p in ahead], axis=0)
         levels = sample_quantiles(draws, (0.5, *tails(fits[0].level)))
@@ -114,7 +121,7 @@ def small_multiples(
 ) -> list[Block]:
     """A small chart per variant, all with the same axes; `notes` stand beside the name."""
     if not curves:
-        return []
+        return [Paragraph("There is nothing to draw yet.")]
     axes = _axes(curves)
     main = next((c for c in curves if c.name == reference), None)
     drawn = [_small(c, main, axes, notes.get(c.name, "")) for c in curves]
@@ -123,7 +130,6 @@ def small_multiples(
         "which are not fitted. The dotted grey line is the reference."
     )
     return [
-        Heading("Each variant against the reference", 3),
         BlockGroup(drawn, "small-charts variants"),
         Paragraph(legend, "small"),
     ]
@@ -151,7 +157,8 @@ def _small(c: VariantCurve, main: VariantCurve | None, axes: SmallAxes, note: st
     name = words.shorten(c.name, 34)
     said = f"; {note}" if note else ""
     caption = f"<b>{text(name)}</b><span>{text(note)}</span>"
-    return small_figure(caption, f"{name}: {_summary(c)}{said}", body)
+    attributes = axes.to_attributes(words.KIND[c.x_kind])
+    return small_figure(caption, f"{name}: {_summary(c)}{said}", body, attributes)
 
 
 def _summary(c: VariantCurve) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from scalerl.curves.result import Fit
     from scalerl.study.columns import Column
+    from scalerl.study.knobs import Knob
     from scalerl.study.pairwise import AxisSpeed
     from scalerl.study.table import StudyRow
 
@@ -102,16 +103,14 @@ def study_files(data: StudyReportData) -> dict[str, bytes]:
             content |= {f"{name}.{kind}": render(figure, kind) for kind in KINDS}
     blocks: list[Block] = [
         *study_answer(data),
+        PageSection(
+            "Each variant against the reference",
+            small_multiples(curves, data.reference, verdicts),
+            "each",
+        ),
         PageSection("Knob map", knob_map_part(data, content.get("knob-map.svg", b"")), "map"),
         PageSection("Variants", [*variants_table(data), *pairwise_part(data)], "table"),
-        PageSection(
-            "Curves",
-            [
-                *_chart(content.get("curves.svg")),
-                *small_multiples(curves, data.reference, verdicts),
-            ],
-            "curves",
-        ),
+        PageSection("Curves", _chart(content.get("curves.svg")), "curves"),
         *_efficiency(a, len(lines), len(shown), content.get("efficiency.svg")),
         *_downstream(data),
         PageSection("How the recipes differ", _differs(data), "recipes"),
@@ -168,27 +167,77 @@ def study_answer(data: StudyReportData) -> list[Block]:
 
 
 def _summary(data: StudyReportData) -> str:
+    """The answer in one sentence that names every variant, after one on what was run."""
     count = len(data.results.rows)
     done = sum(m["status"] == "done" for m in data.found["members"])
-    said = [
-        f"{count} variants, {len(data.found['members'])} runs, {done} of them finished; all "
-        f"compared with {data.reference}."
+    said = f"{count} variants, {len(data.found['members'])} runs, {done} of them finished."
+    parts = [_clause(names, phrase) for phrase, names in _outcomes(data).items() if names]
+    if not parts:
+        return f"{said} Nothing can be compared yet."
+    return f"{said} Against {data.reference}: {'; '.join(parts)}."
+
+
+#: What a knob does -> the verb for one variant and for several.
+OUTCOMES = {
+    "higher": ("raises the ceiling", "raise the ceiling"),
+    "lower": ("lowers the ceiling", "lower the ceiling"),
+    "faster": ("needs less compute to the same ceiling", "need less compute to the same ceiling"),
+    "slower": ("needs more compute to the same ceiling", "need more compute to the same ceiling"),
+    "neither": ("changes neither ceiling nor speed", "change neither ceiling nor speed"),
+    "undecided": ("is undecided so far", "are undecided so far"),
+    "apart": ("is not compared", "are not compared"),
+}
+
+
+def _outcomes(data: StudyReportData) -> dict[str, list[str]]:
+    """Key of `OUTCOMES` -> the variants it is said of, with what else a reader must know of each.
+    Every variant but the reference is in one of them."""
+    found: dict[str, list[str]] = {key: [] for key in OUTCOMES}
+    knobs = {k.variant: k for k in data.results.knobs}
+    for each in data.results.rows:
+        name = words.shorten(each.variant, 30)
+        knob = knobs.get(each.variant)
+        if knob is not None:
+            found[_outcome(knob)].append(f"{name}{_unstable_part(each)}")
+        elif each.variant != data.reference:
+            found["apart"].append(f"{name} ({_why_apart(data, each)})")
+    return found
+
+
+def _outcome(knob: Knob) -> str:
+    if knob.region == "ceiling":
+        return "higher" if knob.delta_a > 0 else "lower"
+    if knob.region == "speed":
+        return "faster" if (knob.delta_log_compute or 0.0) < 0 else "slower"
+    return knob.region
+
+
+def _clause(names: Sequence[str], key: str) -> str:
+    return f"{listed(names, last=' and ')} {OUTCOMES[key][len(names) > 1]}"
+
+
+def _unstable(each: StudyRow) -> int:
+    return sum(s.state == "unstable" for s in each.stability.values())
+
+
+def _unstable_part(each: StudyRow) -> str:
+    """How many runs of a compared variant are in no number; "" where all are."""
+    lost = _unstable(each)
+    return f" ({lost} of {len(each.stability)} runs unstable)" if lost else ""
+
+
+def _why_apart(data: StudyReportData, each: StudyRow) -> str:
+    """Why a variant is not compared, and the pass rate that its runs have reached nevertheless."""
+    last = [
+        float(f.run.score[-1])
+        for f in data.findings
+        if f.member.variant == each.variant and f.run is not None and len(f.run)
     ]
-    for region, phrase in (
-        ("ceiling", "change the ceiling"),
-        ("speed", "change only the speed"),
-        ("neither", "change neither"),
-        ("undecided", "undecided so far"),
-    ):
-        names = [words.shorten(k.variant, 30) for k in data.results.knobs if k.region == region]
-        if names:
-            be = "is" if len(names) == 1 else "are"
-            verb = phrase if len(names) > 1 else phrase.replace("change", "changes", 1)
-            verb = f"{be} {verb}" if region == "undecided" else verb
-            said.append(f"{listed(names, last=' and ')} {verb}.")
-    if not data.results.knobs:
-        said.append("Nothing can be compared yet.")
-    return " ".join(said)
+    ends = f", at {words.score(math.fsum(last) / len(last))} in the end" if last else ""
+    lost = _unstable(each)
+    if lost:
+        return f"{lost} of {len(each.stability)} runs unstable{ends}"
+    return f"{each.words}{ends}"
 
 
 def _warnings(data: StudyReportData) -> list[str]:
@@ -253,7 +302,7 @@ def _cell(column: Column, each: StudyRow) -> TableCell:
     if cell.empty:
         return TableCell(number=math.nan, notes=cell.notes)
     show = words.NUMBER_FORMATS.get(column.format, str)
-    detail = "" if cell.interval is None else " to ".join(map(show, cell.interval))
+    detail = "" if cell.interval is None else words.to(cell.interval, show)
     return TableCell(
         cell.text or show(cell.number or 0.0),
         detail,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scalerl.report import words
 from scalerl.text import shorten
 
 #: A table of more rows scrolls in a box of its own on the page.
@@ -122,7 +123,7 @@ def number_cell(value: float, interval: Sequence[float], show: Callable[[float],
     >>> number_cell(0.5, (0.4, 0.6), "{:.1f}".format).to_text()
     '0.5 [0.4 to 0.6]'
     """
-    return TableCell(show(value), " to ".join(map(show, interval)), number=value)
+    return TableCell(show(value), words.to(interval, show), number=value)
 
 
 def columns(*headings: str) -> tuple[TableColumn, ...]:

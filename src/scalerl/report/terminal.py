@@ -125,10 +125,10 @@ def _forecast(ahead: Forecast) -> str:
     lines.append(_rows(head, body, (30, 7, 17, 17)))
     lines += [wrap(said, "  ", "  ") for said in words.if_healthy(ahead)]
     gain = ahead.next_doubling
-    lines.append(
-        f"  next doubling, to {words.compute(gain.compute)}: {words.signed(gain.median)} "
-        f"{words.span(gain.interval, words.signed)}"
-    )
+    bought = f"{words.signed(gain.median)} {words.span(gain.interval, words.signed)}"
+    if f.alarm is not None:
+        bought = ", ".join(words.NO_NUMBER)
+    lines.append(f"  next doubling, to {words.compute(gain.compute)}: {bought}")
     lines += [wrap(said, "  ", "  ") for said in words.measured(ahead)]
     for t in ahead.targets:
         lines.append(

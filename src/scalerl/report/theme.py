@@ -30,8 +30,8 @@ DPI = 160
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours of a picture. The colours of `runs` differ for colour-blind readers as well, and each
-    run also has its own marker."""
+    """Colours of a picture. The first seven colours of `runs` are those of Okabe and Ito, which
+    differ for colour-blind readers as well; each run also has its own marker."""
 
     paper: str
     ink: str
@@ -49,7 +49,8 @@ class Theme:
         return self.runs[1]
 
     def colour(self, i: int) -> str:
-        return self.runs[i % len(self.runs)]
+        """The colour of the i-th run. No colour is used twice: runs beyond the last are grey."""
+        return self.runs[i] if i < len(self.runs) else self.muted
 
 
 THEMES: dict[str, Theme] = {
@@ -59,7 +60,10 @@ THEMES: dict[str, Theme] = {
         muted="#5b6570",
         faint="#e3e6ea",
         alarm="#b3261e",
-        runs=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d5359"),
+        runs=(
+            *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d5359"),
+            *("#7b3294", "#7f3b08", "#7fa800", "#e0157f", "#1f2f8f", "#00b8c4", "#b8a878"),
+        ),
     ),
     "dark": Theme(
         paper="#14171a",
@@ -67,7 +71,10 @@ THEMES: dict[str, Theme] = {
         muted="#9aa4ae",
         faint="#2c3238",
         alarm="#ff8a80",
-        runs=("#56b4e9", "#e69f00", "#2fc09a", "#e39ac5", "#f0e442", "#ff7f50", "#c0c6cc"),
+        runs=(
+            *("#56b4e9", "#e69f00", "#2fc09a", "#e39ac5", "#f0e442", "#ff7f50", "#c0c6cc"),
+            *("#a678e8", "#b5651d", "#9ad13c", "#ff4fa3", "#5f7cff", "#3fe0f0", "#8c9450"),
+        ),
     ),
 }
 

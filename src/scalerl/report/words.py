@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.curves.arms import Arm
 from scalerl.curves.compare import Pair
 from scalerl.curves.compute_needed import ComputeNeeded
+from scalerl.curves.fit import MIN_POINTS
 from scalerl.curves.forecast import Forecast
 from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.prediction import Prediction
@@ -41,6 +42,13 @@ SHORT_KIND = {
 _SUFFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 #: An upper end of the ceiling this close to 1 is set by the scale, not by the data.
 OPEN_CEILING = 0.99
+#: A lower end that three digits would print as 1.000.
+PRINTS_AS_ONE = 0.9995
+#: What is said in place of a number about a run in decline: the law describes healthy runs, and
+#: what a collapsed run may recover is not a gain that further compute buys.
+NO_NUMBER = ("none", "run in decline")
+#: A forecast without falls is quoted where it differs by this much in pass rate.
+FALL_MATTERS = 0.01
 #: Why nothing is said about two ceilings that end at 1.
 BOTH_OPEN = "neither ceiling is identified, and both may be perfect"
 
@@ -109,19 +117,36 @@ def percent(level: float) -> str:
 def span(interval: Sequence[float], show: Callable[[float], str] = score) -> str:
     """The two ends of an interval, of scores by default, as tables have them.
 
-    >>> span((0.6341, 0.67))
-    '[0.634, 0.670]'
+    >>> span((0.6341, 0.67)), span((0.99962, 0.99998))
+    ('[0.634, 0.670]', '[0.9996, 1]')
     """
+    if show is score and interval[0] >= PRINTS_AS_ONE:
+        return f"[{_below_one(interval[0])}, 1]"
     return f"[{', '.join(map(show, interval))}]"
 
 
 def to(interval: Sequence[float], show: Callable[[float], str] = score) -> str:
     """The same for sentences.
 
-    >>> to((0.6341, 0.67))
-    '0.634 to 0.670'
+    >>> to((0.6341, 0.67)), to((0.99962, 0.99998))
+    ('0.634 to 0.670', '0.9996 or more')
     """
+    if show is score and interval[0] >= PRINTS_AS_ONE:
+        return f"{_below_one(interval[0])} or more"
     return " to ".join(map(show, interval))
+
+
+def _below_one(value: float) -> str:
+    """A score near 1, rounded down, with as many digits as tell it from 1.
+
+    >>> _below_one(0.99962), _below_one(0.999997), _below_one(1.0)
+    ('0.9996', '0.99999', '0.999999')
+    """
+    for digits in (4, 5):
+        shown = math.floor(value * 10**digits) / 10**digits
+        if shown < 1.0:
+            return f"{shown:.{digits}f}"
+    return "0.999999"
 
 
 def prediction_rows(prediction: Prediction) -> list[tuple[str, str, str, str]]:
@@ -164,10 +189,42 @@ def ceiling_range(fit: Fit) -> str:
 def ceiling_and_range(fit: Fit) -> tuple[str, str]:
     """The ceiling and its interval, or why there is none."""
     if fit.alarm is not None:
-        return "none", "run in decline"
+        return NO_NUMBER
     if fit.identified:
         return score(fit.params["A"]), to(fit.interval("A"))
     return "not identified", ceiling_range(fit)
+
+
+def so_far(points: int) -> str:
+    """How many of the validations that a fit needs a young run has.
+
+    >>> so_far(1)
+    '1 of 5 validations'
+    """
+    return f"{min(points, MIN_POINTS - 1)} of {MIN_POINTS} validations"
+
+
+def gain_and_range(forecast: Forecast) -> tuple[str, str]:
+    """The gain of the next doubling and its interval, or why there is none."""
+    if forecast.fit.alarm is not None:
+        return NO_NUMBER
+    gain = forecast.next_doubling
+    return signed(gain.median), to(gain.interval, signed)
+
+
+def now_in_words(fit: Fit) -> str:
+    """The last validation that was fitted: the fitted pass rate, which the noise of one validation
+    does not move, differs from it."""
+    return f"the last validation measured {score(float(fit.points.score[-1]))}"
+
+
+def gain_in_words(forecast: Forecast) -> str:
+    """One sentence on the next doubling of compute."""
+    if forecast.fit.alarm is not None:
+        return "No gain of a further doubling is quoted for a run in decline."
+    value, interval = gain_and_range(forecast)
+    level = percent(forecast.fit.level)
+    return f"The next doubling of compute buys {value} ({level}: {interval})."
 
 
 def ceiling_in_words(fit: Fit) -> str:
@@ -234,23 +291,16 @@ def past_alarms(fit: Fit) -> list[str]:
 
 def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     """The answer in a few sentences: where the run is, where it goes, what more compute buys."""
-    fit, ahead, gain = forecast.fit, forecast.at, forecast.next_doubling
-    unit = KIND[fit.run.x_kind]
-    level = percent(fit.level)
-    out = [f"{fit.name} scores {score(ahead.median_now)} after {compute(fit.end)} {unit}."]
+    fit, unit = forecast.fit, KIND[forecast.fit.run.x_kind]
+    out = [_now(forecast)]
     if alarm and fit.alarm is not None:
         out.append(f"Alarm: {fit.alarm}.")
     out += past_alarms(fit)
     out += [said for said in [breaks(fit)] if said]
     out.append(ceiling_in_words(fit))
-    for c, median, ends in zip(ahead.compute, ahead.median, ahead.interval(), strict=True):
-        forecast_is = f"At {compute(float(c))} {unit} the forecast is {score(median)}"
-        out.append(f"{forecast_is} ({level}: {to(ends)}).")
+    out += _ahead(forecast)
     out += if_healthy(forecast)
-    out.append(
-        f"The next doubling of compute buys {signed(gain.median)} "
-        f"({level}: {to(gain.interval, signed)})."
-    )
+    out.append(gain_in_words(forecast))
     for t in forecast.targets:
         out.append(
             f"It reaches {t.score:g} with probability {t.probability:.2f}"
@@ -261,6 +311,30 @@ def headline(forecast: Forecast, alarm: bool = True) -> list[str]:
     if advice is not None:
         out.append(f"Advice: {advice.action}. {advice.reason}.")
     return out
+
+
+def short_headline(forecast: Forecast) -> list[str]:
+    """The sentences of `headline` that take no time: for a page that follows a drag."""
+    return [_now(forecast), ceiling_in_words(forecast.fit), *_ahead(forecast),
+            gain_in_words(forecast)]  # fmt: skip
+
+
+def _now(forecast: Forecast) -> str:
+    fit = forecast.fit
+    return (
+        f"{fit.name} scores {score(forecast.at.median_now)} after {compute(fit.end)} "
+        f"{KIND[fit.run.x_kind]} by the fit ({now_in_words(fit)})."
+    )
+
+
+def _ahead(forecast: Forecast) -> list[str]:
+    """The forecast at each amount of compute that was asked for."""
+    fit, ahead = forecast.fit, forecast.at
+    return [
+        f"At {compute(float(c))} {KIND[fit.run.x_kind]} the forecast is {score(median)} "
+        f"({percent(fit.level)}: {to(ends)})."
+        for c, median, ends in zip(ahead.compute, ahead.median, ahead.interval(), strict=True)
+    ]
 
 
 def if_healthy(forecast: Forecast) -> list[str]:
@@ -275,9 +349,15 @@ def if_healthy(forecast: Forecast) -> list[str]:
         return []
     last, unit = forecast.at.compute.argmax(), KIND[forecast.fit.run.x_kind]
     healthy = forecast.if_healthy
-    return [
+    said = (
         f"A fall before {compute(float(forecast.at.compute[last]))} {unit} has probability "
-        f"{falls:.2f} and is included; if the run stays healthy: {score(healthy.median[last])} "
+        f"{falls:.2f} and is included"
+    )
+    # A second number that differs in the third digit reads as a second forecast of the same.
+    if abs(healthy.median[last] - forecast.at.median[last]) < FALL_MATTERS:
+        return [f"{said}."]
+    return [
+        f"{said}; if the run stays healthy: {score(healthy.median[last])} "
         f"({percent(forecast.fit.level)}: {to(healthy.interval()[last])})."
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from scalerl.runs.lines import EventLine
 
 #: Sections and keys of a recipe that change neither what a step learns nor what is measured.
-_SAME_CURVE = ("budget", "checkpoint", "compute", "placement", "record", "validation.every")
+SAME_CURVE = ("budget", "checkpoint", "compute", "placement", "record", "validation.every")
 
 
 def interventions(events: Iterable[EventLine]) -> list[tuple[int, str]]:
@@ -31,7 +31,7 @@ def interventions(events: Iterable[EventLine]) -> list[tuple[int, str]]:
             continue
         if event.branch is not None:
             found = [each for each in found if each[0] <= event.step]
-        changed = [c for c in event.changes or () if not c.key.startswith(_SAME_CURVE)]
+        changed = [c for c in event.changes or () if not c.key.startswith(SAME_CURVE)]
         if changed:
             found.append((event.step, "; ".join(f"{c.key} {c.old} → {c.new}" for c in changed)))
     return found

@@ -220,6 +220,14 @@ class StepLine(Line):
     publish_seconds: float = about(
         "what publishing the weights took after the pass", unit="seconds", default=0.0
     )
+    always_solved: float | None = about(
+        "share of prompts with only right rollouts; null in records of earlier versions",
+        default=None,
+    )
+    never_solved: float | None = about(
+        "share of prompts without a right rollout; null in records of earlier versions",
+        default=None,
+    )
     group_seconds: GroupSeconds | None = about("how long groups were in each stage", default=None)
     clipping: Clipping | None = about(
         "which tokens the loss capped or clipped; left out where no token is in the loss",
@@ -353,6 +361,12 @@ class SegmentSample(Record):
     reward: float | None = about(
         "reward of the turn that this segment ends; left out where there is none", default=None
     )
+    token_lengths: tuple[int, ...] | None = about(
+        "characters of `text` that each token is, so that the text can be cut into tokens without "
+        "a tokenizer; left out where the text is not the tokens' one after the other",
+        unit="characters",
+        default=None,
+    )
 
 
 @record
@@ -376,6 +390,24 @@ class EpisodeLine(Line):
         "what the model saw, the prompt first: a list of segments for each row; every row after "
         "the first is a fork"
     )
+
+
+@record
+class ValidationEpisodeLine(EpisodeLine):
+    """One answer of a validation, in the form of a training episode and without log-probs. All
+    answers are kept while `record.validation_megabytes` allows; after that those to fewer prompts,
+    chosen by a hash of the prompt, so that the same prompts have answers at every validation."""
+
+    FILE: ClassVar[str] = "episodes/validation.jsonl"
+
+    set: str = about('name of its set; "" for the held-out prompts of the task itself', default="")
+
+
+#: Files of episodes in a run directory, by the source that readers name them with.
+EPISODE_FILES: dict[str, type[EpisodeLine]] = {
+    "training": EpisodeLine,
+    "validation": ValidationEpisodeLine,
+}
 
 
 # -- events.jsonl ---------------------------------------------------------------------------------
@@ -447,6 +479,38 @@ class Status(Record):
     time: float | None = about(
         "when it was written, in seconds since 1970; the store fills it in", default=None
     )
+
+
+# -- system.jsonl ---------------------------------------------------------------------------------
+
+
+@record
+class GpuSample(Record):
+    """One GPU at one moment."""
+
+    busy: float = about("share of the last second in which it worked")
+    memory_used: int = about("memory in use", unit="bytes")
+    memory_total: int = about("its memory", unit="bytes")
+
+
+@record
+class SystemLine(Line):
+    """The machine that the loop is on, about every 15 seconds; null for what it does not have."""
+
+    FILE: ClassVar[str] = "system.jsonl"
+
+    step: int = about("version at that moment", needed=True)
+    time: float = about("when it was sampled", unit="seconds since 1970")
+    cpu: float | None = about(
+        "share of all cores' time since the sample before in which they worked, for any program"
+    )
+    cores: int | None = about("cores of the machine")
+    memory_used: int | None = about("memory in use, by any program", unit="bytes")
+    memory_total: int | None = about("memory of the machine", unit="bytes")
+    memory_run: int | None = about(
+        "memory that the run's processes hold; what they share is counted for each", unit="bytes"
+    )
+    gpus: tuple[GpuSample, ...] = about("its GPUs, in the order of the driver", default=())
 
 
 # -- evals/step_N.json, answers/step_N.jsonl ------------------------------------------------------

@@ -17,8 +17,18 @@ from typing import Any, BinaryIO
 
 from scalerl.errors import InputError
 from scalerl.files import MAX_LINE, to_json, write_atomic
-from scalerl.runs.lines import EpisodeLine, EvalAnswers, EvalLine, Line, Status, StepLine
+from scalerl.runs.episode_entries import ENTRY_BYTES, entry_of, index_path
+from scalerl.runs.lines import (
+    EpisodeLine,
+    EvalAnswers,
+    EvalLine,
+    Line,
+    Status,
+    StepLine,
+    SystemLine,
+)
 from scalerl.runs.reader import RECIPE, USED_RECIPE, RunReader, answers_file
+from scalerl.runs.system import MAX_BYTES, SystemSampler
 from scalerl.runs.tail import parse_line
 
 #: A request for generators; the run removes the file when it has taken it.
@@ -31,6 +41,7 @@ class RunStore(RunReader):
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         super().__init__(path)
+        self._system = SystemSampler()
         if resume:
             if not self.path.is_dir():
                 raise InputError(f"{path} holds no run: give the directory that --out named")
@@ -62,18 +73,33 @@ class RunStore(RunReader):
             file.flush()
             os.fsync(file.fileno())
 
-    def append_episodes(self, lines: Iterable[bytes], most: int) -> None:
-        """Append sampled episodes, encoded, as long as the file has at most `most` bytes, and one
-        in any case; those that readers would pass over are left out."""
+    def append_episodes(
+        self, lines: Iterable[bytes], most: int, kind: type[EpisodeLine] = EpisodeLine
+    ) -> None:
+        """Append episodes, encoded, as long as their file has at most `most` bytes, and one in any
+        case; those that readers would pass over are left out. Their entries follow in the index.
+        `lines` is read no further than the bytes allow."""
         with self._writing():
-            (self.path / EpisodeLine.FILE).parent.mkdir(exist_ok=True)
-        with self._appending(EpisodeLine.FILE) as file:
+            (self.path / kind.FILE).parent.mkdir(exist_ok=True)
+        entries = []
+        with self._appending(kind.FILE) as file:
             size = file.tell()
             for line in lines:
-                if len(line) <= MAX_LINE and (not size or size + len(line) <= most):
+                if size and size + len(line) > most:
+                    break
+                if len(line) <= MAX_LINE:
                     # Not synced: samples to read are not worth the wait for the disk.
                     file.write(line)
+                    entries.append(_entry(line[:-1], size))
                     size += len(line)
+        self._append_entries(kind, b"".join(entries))
+
+    def _append_entries(self, kind: type[EpisodeLine], entries: bytes) -> None:
+        """Append to the index of a file of episodes, behind a whole entry."""
+        with self._writing(), index_path(self.path / kind.FILE).open("ab") as file:
+            if torn := file.tell() % ENTRY_BYTES:
+                file.truncate(file.tell() - torn)
+            file.write(entries)
 
     @contextmanager
     def _appending(self, name: str) -> Iterator[BinaryIO]:
@@ -96,6 +122,17 @@ class RunStore(RunReader):
         self._replace(
             status.FILE, to_json(replace(status, time=time.time()).to_dict()), durable=False
         )
+        # A run on a virtual clock has no processes, and its record is to be the same every time.
+        if status.pids:
+            self._append_sample(self._system.sample(status.step, status.pids.values()))
+
+    def _append_sample(self, sample: SystemLine | None) -> None:
+        """Append a sample of the machine, if one was due, up to a limit of the file."""
+        if sample is None:
+            return
+        with self._appending(sample.FILE) as file:
+            if file.tell() < MAX_BYTES:
+                file.write(encode(sample, compact=True))
 
     def save_answers(self, answers: EvalAnswers) -> None:
         """Write `evals/step_N.json` of a validation."""
@@ -124,12 +161,23 @@ class RunStore(RunReader):
         other bytes are kept as they are, in a new file that replaces the old one."""
         path = self.path / kind.FILE
         if path.exists():
-            kept = []
+            index = index_path(path) if issubclass(kind, EpisodeLine) else None
+            if index is not None:
+                with self._writing():
+                    # Before the lines: an index of other lines would be worse than none.
+                    index.unlink(missing_ok=True)
+            kept, entries, size = [], [], 0
             for line in self.raw_lines(kind):
-                at = (parse_line(line) or {}).get("step")
+                found = parse_line(line) or {}
+                at = found.get("step")
                 if isinstance(at, int) and at <= step:
                     kept.append(line + b"\n")
+                    if index is not None:
+                        entries.append(entry_of(found, line, size) or b"")
+                        size += len(line) + 1
             self._replace(kind.FILE, b"".join(kept))
+            if index is not None:
+                self._replace(f"{index.parent.name}/{index.name}", b"".join(entries))
         if kind is EvalLine:
             for at in self.answered():
                 if at > step:
@@ -150,6 +198,11 @@ class RunStore(RunReader):
                 f"the record in {self.path} cannot be written: {error.strerror}; put that right, "
                 "then go on with --resume"
             ) from None
+
+
+def _entry(line: bytes, offset: int) -> bytes:
+    """The entry of an encoded line in the index; empty for one that readers would pass over."""
+    return entry_of(parse_line(line) or {}, line, offset) or b""
 
 
 def encode(line: Line, *, compact: bool = False) -> bytes:

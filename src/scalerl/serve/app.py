@@ -27,18 +27,26 @@ from scalerl.report.study_page import study_files
 from scalerl.report.words import KIND
 from scalerl.runs.record import Run
 from scalerl.serve import exports
+from scalerl.serve.api.handlers import Api
 from scalerl.serve.catalogue import Catalogue, Entry
+from scalerl.serve.curve_points import Array, marked_events, point_details
+from scalerl.serve.episodes import EpisodeRoutes
 from scalerl.serve.events import EventHub
 from scalerl.serve.guard import COOKIE, Guard, same_token
+from scalerl.serve.many_runs import ManyRuns
 from scalerl.serve.queries import (
+    MAX_POINTS,
+    MAX_POOLED,
     MAX_RESPONSE_BYTES,
     MAX_RESPONSES,
     MAX_RUNS,
     LruCache,
     Query,
+    compare_recipes,
     compare_runs,
     content,
     fit_response,
+    unique_name,
 )
 from scalerl.serve.responses import (
     RequestError,
@@ -85,7 +93,8 @@ class Site:
         self._cache: LruCache[bytes] = LruCache(MAX_RESPONSES, len, MAX_RESPONSE_BYTES)
         self._open_runs = OpenRunCache()
         self._studies = Studies(catalogue)
-        self._pages = _pages()
+        self.many = ManyRuns(self)
+        self._pages = static_files()
         self.routes: list[Route] = []
         catalogue.publish = self.hub.publish
 
@@ -158,21 +167,28 @@ class Site:
         entry = self._entry(request.path_params["id"])
         q = Query.from_request(dict(request.query_params))
         try:
-            axes = await self._read(entry, entry.source.axes)
+            axes = await self.read(entry, entry.source.axes)
         except RequestError:  # the files hang: show what is known without them
             axes = []
         run = None if entry.run is None else await self._run_on_axis(entry, q.axis)
-        return json_response(self._run_response(entry, run, axes))
+        steps = None
+        if run is not None and "steps" in axes:
+            steps = (await self._run_on_axis(entry, "steps")).compute
+        return json_response(self._run_response(entry, run, axes, steps))
 
-    def _run_response(self, entry: Entry, run: Run | None, axes: Sequence[str]) -> dict[str, Any]:
+    def _run_response(
+        self, entry: Entry, run: Run | None, axes: Sequence[str], steps: Array | None
+    ) -> dict[str, Any]:
         named = [{"name": name, "label": KIND.get(name, name)} for name in axes]
         found = entry.summary() | {"axes": named, "curve": None}
         if run is not None:
-            x, y = downsample(run.compute, run.score, 1500)
+            x, y = downsample(run.compute, run.score, MAX_POINTS)
             found["curve"] = {
                 "compute": x.tolist(), "score": y.tolist(), "kind": run.x_kind,
                 "unit": KIND[run.x_kind], "total": len(run), "y": run.y_name,
+                **point_details(run, steps),
             }  # fmt: skip
+            found["events"] = marked_events(entry, run, steps)
             found["notes"] = [self.catalogue.roots.without_paths(note) for note in run.notes]
         return found
 
@@ -189,7 +205,7 @@ class Site:
                 raise InputError(f"{entry.name} has no such axis")
             return entry.source.on(run, axis).replace(name=run.name)
 
-        return await self._read(entry, on_axis)
+        return await self.read(entry, on_axis)
 
     def _entry(self, key: Any) -> Entry:
         found = self.catalogue.entries.get(key) if isinstance(key, str) else None
@@ -199,9 +215,10 @@ class Site:
             )
         return found
 
-    def _chosen(self, keys: Any) -> list[Entry]:
-        if not isinstance(keys, list) or not 0 < len(keys) <= MAX_RUNS:
-            raise InputError(f"runs is a list of 1 to {MAX_RUNS} ids")
+    def chosen(self, keys: Any, most: int = MAX_RUNS) -> list[Entry]:
+        """The runs of a list of ids."""
+        if not isinstance(keys, list) or not 0 < len(keys) <= most:
+            raise InputError(f"runs is a list of 1 to {most} ids")
         # A run that is named twice counts once.
         return [self._entry(key) for key in dict.fromkeys(map(str, keys))]
 
@@ -213,7 +230,7 @@ class Site:
         asked.pop("id", None)
         q = Query.from_request(asked)
         run = await self._run_on_axis(entry, q.axis)
-        return raw_json(await self._work(self._fit, run, q))
+        return raw_json(await self.work(self._fit, run, q))
 
     def _fit(self, run: Run, q: Query) -> bytes:
         key = content([run], "fit", q)
@@ -221,29 +238,34 @@ class Site:
 
     async def compare(self, request: Request) -> Response:
         asked = await request_body(request)
-        entries = self._chosen(asked.pop("runs", None))
+        pool = asked.pop("pool", False) is True
+        entries = self.chosen(asked.pop("runs", None), MAX_POOLED if pool else MAX_RUNS)
         q = Query.from_request(asked)
         runs: list[Run] = []
         ids, left_out = [], []
         for entry in entries:
             try:
-                runs.append(_unique_name(await self._run_on_axis(entry, q.axis), runs))
+                run = unique_name(await self._run_on_axis(entry, q.axis), runs)
+                runs.append(run.replace(group=entry.group) if pool else run)
                 ids.append(entry.id)
             except (InputError, RequestError) as error:
                 left_out.append(self.catalogue.roots.without_paths(str(error)))
         if not runs:
             raise InputError(left_out[0])
-        return raw_json(await self._work(self._compare, runs, ids, left_out, q))
+        return raw_json(await self.work(self._compare, runs, ids, left_out, q, pool))
 
-    def _compare(self, runs: list[Run], ids: list[str], left_out: list[str], q: Query) -> bytes:
-        key = content(runs, "compare", ids, left_out, q)
+    def _compare(
+        self, runs: list[Run], ids: list[str], left_out: list[str], q: Query, pool: bool
+    ) -> bytes:
+        key = content(runs, "compare", ids, left_out, q, pool)
         kept = self._cache.get(key)
         if kept is not None:
             return kept
-        found = compare_runs(runs, q)
+        found = compare_recipes(runs, q) if pool else compare_runs(runs, q)
         names = {run.name: key for run, key in zip(runs, ids, strict=True)}
         for each in found["runs"]:
-            each["id"] = names[each["name"]]
+            each["ids"] = [names[name] for name in each.pop("members", [each["name"]])]
+            each["id"] = each["ids"][0]
         found["left_out"] += left_out
         return self._cache.put(key, to_json_bytes(found))
 
@@ -254,21 +276,21 @@ class Site:
         if step is not None and not re.fullmatch(r"\d{1,12}", step, re.ASCII):
             raise InputError("step is a whole number")
         at = None if step is None else int(step)
-        return json_response(await self._read(entry, self._open_runs.panels, entry, at))
+        return json_response(await self.read(entry, self._open_runs.panels, entry, at))
 
     async def difference(self, request: Request) -> Response:
         entry = self._entry(request.path_params["id"])
         other = self._entry(request.query_params.get("with"))
-        recipes = [await self._read(each, self._open_runs.recipe, each) for each in (entry, other)]
+        recipes = [await self.read(each, self._open_runs.recipe, each) for each in (entry, other)]
         return json_response({"html": difference(entry.name, other.name, recipes[0], recipes[1])})
 
     # -- studies ----------------------------------------------------------------------------------
 
     async def studies(self, request: Request) -> Response:
-        return json_response(await self._work(self._studies.list))
+        return json_response(await self.work(self._studies.list))
 
     async def study(self, request: Request) -> Response:
-        return json_response(await self._work(self._studies.show, self._study_key(request)))
+        return json_response(await self.work(self._studies.show, self._study_key(request)))
 
     def _study_key(self, request: Request) -> str:
         key: str = request.path_params["id"]
@@ -284,7 +306,7 @@ class Site:
             with DRAWING:
                 return exports.zipped(study_files(data))
 
-        return download(await self._work(make), "zip", "study-report")
+        return download(await self.work(make), "zip", "study-report")
 
     # -- exports ----------------------------------------------------------------------------------
 
@@ -296,19 +318,19 @@ class Site:
             raise RequestError(
                 404, "there are figure.png, figure.svg, data.csv, data.json, report.zip"
             )
-        entries = self._chosen(request.query_params.getlist("run"))
+        entries = self.chosen(request.query_params.getlist("run"))
         theme = request.query_params.get("theme", "light")
         given = dict(request.query_params)
         q = Query.from_request({k: v for k, v in given.items() if k not in ("run", "theme")})
 
         runs: list[Run] = []
         for entry in entries:
-            run = _unique_name(await self._run_on_axis(entry, q.axis), runs)
+            run = unique_name(await self._run_on_axis(entry, q.axis), runs)
             # Reports name their source, and no path of this machine.
             runs.append(run.replace(source=entry.source.place.name))
         records = []
         if what == "report":
-            records = [await self._read(entry, self._open_runs.record, entry) for entry in entries]
+            records = [await self.read(entry, self._open_runs.record, entry) for entry in entries]
 
         def make() -> bytes:
             if what == "figure":
@@ -320,19 +342,19 @@ class Site:
             return made(runs, q)
 
         name = slug(entries[0].name) if len(entries) == 1 else f"{len(entries)}-runs"
-        return download(await self._work(make), kind, name)
+        return download(await self.work(make), kind, name)
 
     async def events(self, request: Request) -> Response:
         if self.hub.full:
             raise RequestError(503, "too many pages are open: close one")
         return StreamingResponse(self.hub.stream(), media_type="text/event-stream")
 
-    async def _work(self, work: Callable[..., T], *given: Any) -> T:
+    async def work(self, work: Callable[..., T], *given: Any) -> T:
         """Run a computation in a thread. Fits for the list of runs pause meanwhile."""
         late = f"not done within {WORK_SECONDS:.0f} s: it continues, ask again later"
         return await self._wait(self._compute_threads, partial(work, *given), WORK_SECONDS, late)
 
-    async def _read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
+    async def read(self, entry: Entry, work: Callable[..., T], *given: Any) -> T:
         """Run a function that reads files of a run in a thread. A read that hangs (a lost network
         file system) blocks that thread and the run's own lock, no other run."""
         late = f"{entry.name}: reading its files takes too long: ask again later"
@@ -387,16 +409,8 @@ def _since(late: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": name, "seconds": round(now - t)} for name, t in late.items()]
 
 
-def _unique_name(run: Run, others: Sequence[Run]) -> Run:
-    """The run under a name that no other has."""
-    names = {other.name for other in others}
-    name, count = run.name, 2
-    while name in names:
-        name, count = f"{run.name} #{count}", count + 1
-    return run if name == run.name else run.replace(name=name)
-
-
-def _pages() -> dict[str, bytes]:
+def static_files() -> dict[str, bytes]:
+    """The page's own files by name."""
     folder = files("scalerl.serve") / "static"
     found = {
         each.name: each.read_bytes()
@@ -414,6 +428,7 @@ def make_app(
     host: str = "127.0.0.1",
     token: str | None = None,
     origin: str | None = None,
+    cors: Sequence[str] = (),
 ) -> tuple[Guard, Site]:
     """The ASGI app behind its guard, and the site with its state."""
     site = Site(catalogue, token)
@@ -435,6 +450,10 @@ def make_app(
         "/api/runs/{id}": site.run,
         "/api/runs/{id}/inside": site.details,
         "/api/runs/{id}/diff": site.difference,
+        "/api/recipes": site.many.recipes,
+        "/api/steps": site.many.steps,
+        "/api/steps/metrics": site.many.step_metrics,
+        "/api/views": site.many.views,
         "/api/studies": site.studies,
         "/api/studies/{id}": site.study,
         "/api/studies/{id}/report.zip": site.study_report,
@@ -445,9 +464,13 @@ def make_app(
         "/api/fit": site.fit,
         "/api/compare": site.compare,
         "/api/login": site.login,
+        "/api/annotations": site.many.annotate,
+        "/api/views": site.many.save_view,
     }
     routes = [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     routes += [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+    routes += Api(site).routes()
+    routes += EpisodeRoutes(site).routes()
     if token is not None:
         routes.append(Route("/login", site.login_page, methods=["GET"]))
     site.routes = routes
@@ -459,4 +482,4 @@ def make_app(
         ),
     )
     app.router.redirect_slashes = False
-    return Guard(app, host, token, origin), site
+    return Guard(app, host, token, origin, cors), site

@@ -20,16 +20,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.curves.fit import fit
-from scalerl.curves.forecast import forecast
+from scalerl.curves.fit import TooFewPoints, fit
+from scalerl.curves.forecast import Forecast, forecast
 from scalerl.errors import InputError
 from scalerl.files import to_json_bytes
-from scalerl.report.words import KIND, ceiling_and_range
+from scalerl.report.words import KIND, ceiling_and_range, so_far
 from scalerl.runs.record import Run
+from scalerl.serve.annotations import NONE, Annotation, Annotations
 from scalerl.serve.discovery import Place, Roots
 from scalerl.serve.sources import OwnRun, Source, source_of
 from scalerl.serve.threads import give_back_memory
@@ -85,6 +87,8 @@ class Entry:
     sent: int = 0
     #: Status and other facts from the run's files.
     about: dict[str, Any] = field(default_factory=dict)
+    #: What visitors have said about it.
+    annotation: Annotation = NONE
     #: Id of the study that the run is a member of.
     study: str | None = None
     #: Time since which reading its files hangs, in seconds since 1970; None while it does not.
@@ -111,6 +115,9 @@ class Entry:
             "warnings": 0,
             "budget": None,
             "recipe": None,
+            "recipe_id": None,
+            "seed": None,
+            **self.annotation.to_dict(),
             # Replaces the defaults above it, and not what follows.
             **self.about,
             "problem": None if (problem := self._problem()) is None else shorten(problem, 400),
@@ -119,6 +126,13 @@ class Entry:
             "version": self.version,
             "spark": [] if last is None else spark(last),
         }
+
+    @property
+    def group(self) -> str:
+        """What seeds of one recipe share."""
+        key = self.about.get("recipe_id")
+        name = None if self.run is None else self.run.group
+        return f"{name or self.name}\0{key or ''}" if key or name else self.id
 
     def _problem(self) -> str | None:
         if self.late is not None:
@@ -148,9 +162,16 @@ def list_forecast(run: Run) -> dict[str, Any]:
         "interval": [low, high],
         "alarm": f.alarm,
         "at": at,
-        "next_doubling": ahead.next_doubling.to_dict(),
+        "next_doubling": next_doubling(ahead),
         "warnings": list(f.warnings),
     }
+
+
+def next_doubling(ahead: Forecast) -> dict[str, Any]:
+    """The gain of the next doubling; of a run in decline without numbers, so that it stands last
+    where the list is sorted by its gain."""
+    found = ahead.next_doubling.to_dict()
+    return found if ahead.fit.alarm is None else found | {"gain": None, "interval": None}
 
 
 class Catalogue:
@@ -158,6 +179,7 @@ class Catalogue:
 
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
+        self.annotations = Annotations(roots)
         self.entries: dict[str, Entry] = {}
         self.studies: dict[str, Place] = {}
         self.problem: str | None = None
@@ -228,6 +250,8 @@ class Catalogue:
             self._search()
             self._searched = time.monotonic()
         self._count += 1
+        self.annotations.refresh()
+        self._annotate()
         entries: dict[int, list[Entry]] = {}
         for entry in self.entries.values():
             entries.setdefault(id(entry.source), []).append(entry)
@@ -243,6 +267,19 @@ class Catalogue:
             found = self._readings.ask(key, source.place.name, partial(read, source, whole))
             self._apply(source, mine, found, self._readings.waits_for.get(key))
             self._progress = time.monotonic()
+
+    def _annotate(self) -> None:
+        """Publish entries whose annotation has changed."""
+        for entry in list(self.entries.values()):
+            found = self.annotations.of(*self.annotated_as(entry))
+            if found != entry.annotation:
+                entry.annotation = found
+                self._publish_entry(entry)
+
+    @staticmethod
+    def annotated_as(entry: Entry) -> tuple[Path, str]:
+        """The path, and the name in it, that the annotation of an entry is kept under."""
+        return entry.source.place.path, "" if isinstance(entry.source, OwnRun) else entry.name
 
     def _apply(
         self, source: Source, mine: Sequence[Entry], found: Reading | None, late: float | None
@@ -358,6 +395,8 @@ class Catalogue:
             assert run is not None
             try:
                 found, problem = list_forecast(run), None
+            except TooFewPoints as error:
+                found, problem = None, so_far(error.points)
             except InputError as error:
                 found, problem = None, self.roots.without_paths(str(error))
             entry.forecast, entry.problem = found, problem

@@ -4,7 +4,10 @@
   resolve to this machine (DNS rebinding) sends its own name.
 - *Origin*: requests from pages of another origin are refused, and no CORS headers let them read a
   response. https and http are different origins, unless `--origin` names the address of a proxy.
-- *Token*: required where other machines can connect; kept in a cookie, compared in constant time.
+  Pages at the origins of `--cors` may read `/api/v1/…` (GET), and have to send the token in a
+  header: cookies are not taken from them.
+- *Token*: required where other machines can connect; in a cookie, or for programs in the header
+  `Authorization: Bearer TOKEN`; compared in constant time.
 - *Content-Security-Policy*: scripts and styles from our own files only.
 """
 
@@ -14,6 +17,7 @@ import hmac
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.datastructures import MutableHeaders
@@ -45,6 +49,13 @@ HEADERS = {
     "cache-control": "no-store",
 }
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: Start of the paths that pages of other origins may read.
+SHARED = "/api/v1/"
+#: The origin that browsers send for a page from a file. Frames in a sandbox send it too, so that
+#: any website could: it is safe only because the token has to come with each request.
+FILE_ORIGIN = "null"
+#: Seconds for which a browser remembers that it may ask: the longest that Chromium keeps.
+MAX_AGE = "7200"
 
 
 def is_loopback(host: str) -> bool:
@@ -91,6 +102,19 @@ def check_origin(given: str) -> str:
     return origin
 
 
+def check_cors(given: str) -> str:
+    """An origin of `--cors`: as in `check_origin`, or `null` for pages from files."""
+    if given.lower() == FILE_ORIGIN:
+        return FILE_ORIGIN
+    try:
+        return check_origin(given)
+    except InputError:
+        raise InputError(
+            f"--cors {given}: give scheme, name and port of the other page, for example "
+            "https://dashboards.example.org, or null for pages from files"
+        ) from None
+
+
 def _host_of(origin: str) -> str:
     return re.sub(r":\d+$", "", origin.partition("://")[2]).strip("[]")
 
@@ -104,9 +128,11 @@ class Guard:
         host: str = "127.0.0.1",
         token: str | None = None,
         origin: str | None = None,
+        cors: Sequence[str] = (),
     ) -> None:
         self._app = app
         self._token = token
+        self._cors = frozenset(cors)
         self._everywhere = not is_loopback(host)
         self._names = {*LOOPBACK, host.lower()}
         self._origin = origin
@@ -121,34 +147,53 @@ class Guard:
                 await self._app(scope, receive, send)
             return
 
+        request = HTTPConnection(scope)
+        shared = self._shared_with(request)
+        more = {} if shared is None else _cors_headers(shared)
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in (HEADERS | more).items():
                     headers.setdefault(name, value)
             await send(message)
 
-        answer = self._refusal(HTTPConnection(scope)) or self._app
+        answer = self._refusal(request, shared) or self._app
         await answer(scope, receive, with_headers)
 
-    def _refusal(self, request: HTTPConnection) -> Response | None:
+    def _shared_with(self, request: HTTPConnection) -> str | None:
+        """The origin of another page that may read this path; None for any other request."""
+        origins = [origin.lower() for origin in request.headers.getlist("origin")]
+        if len(origins) != 1 or origins[0] not in self._cors:
+            return None
+        scope = request.scope
+        allowed = scope["path"].startswith(SHARED) and scope["method"] in ("GET", "OPTIONS")
+        return origins[0] if allowed else None
+
+    def _refusal(self, request: HTTPConnection, shared: str | None) -> Response | None:
         hosts, path = request.headers.getlist("host"), request.scope["path"]
         # With two Host headers, a proxy and this check might each read another one.
         if len(hosts) != 1 or not self.knows(hosts[0]):
             why = "this server has another name: open the address that it printed\n"
             return PlainTextResponse(why, 403)
-        if not self._same_origin(request, hosts[0]):
+        if shared is not None and request.scope["method"] == "OPTIONS":
+            return Response(status_code=204)  # a browser's question, which carries no token
+        if shared is None and not self._same_origin(request, hosts[0]):
             return PlainTextResponse("requests from other pages are refused\n", 403)
         is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
-        if (
-            self._token is None
-            or is_open
-            or same_token(request.cookies.get(COOKIE, ""), self._token)
-        ):
+        if self._token is None or is_open or self._has_token(request, shared is not None):
             return None
         if path == "/" and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
         return PlainTextResponse("a token is needed\n", 401)
+
+    def _has_token(self, request: HTTPConnection, from_elsewhere: bool) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return same_token(given.strip(), self._token or "")
+        # A browser sends the cookie by itself, whichever page asks.
+        cookie = "" if from_elsewhere else request.cookies.get(COOKIE, "")
+        return same_token(cookie, self._token or "")
 
     def knows(self, host: str) -> bool:
         """Whether a Host header names this server; with any port, since ports may be forwarded."""
@@ -176,6 +221,18 @@ class Guard:
         # A link on another site may open the page; the page then makes its own requests.
         opens = headers.get("sec-fetch-mode") == "navigate"
         return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
+
+
+def _cors_headers(origin: str) -> dict[str, str]:
+    """The headers by which a browser lets a page of this origin read a response."""
+    return {
+        "access-control-allow-origin": origin,
+        "access-control-allow-methods": "GET",
+        "access-control-allow-headers": "authorization",
+        "access-control-max-age": MAX_AGE,
+        "vary": "Origin",
+        "cross-origin-resource-policy": "cross-origin",
+    }
 
 
 def same_token(given: str, token: str) -> bool:

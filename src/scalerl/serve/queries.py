@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+
+from scalerl.curves.arms import joined
 from scalerl.curves.compare import comparable, compare
-from scalerl.curves.fit import fit
+from scalerl.curves.fit import MIN_POINTS, TooFewPoints, fit
 from scalerl.curves.forecast import Forecast, forecast
 from scalerl.curves.result import Fit
 from scalerl.errors import InputError
@@ -41,6 +45,8 @@ MAX_FITS = 24
 MAX_FIT_POINTS = 20_000
 #: Runs in one comparison: the page has as many colours.
 MAX_RUNS = 12
+#: Runs in one comparison where seeds of a recipe are drawn as one curve.
+MAX_POOLED = 24
 #: Amounts of compute, or targets, in one query.
 MAX_AMOUNTS = 16
 
@@ -218,13 +224,33 @@ def forecast_for(f: Fit, q: Query) -> Forecast:
     )
 
 
+def forecast_values(run: Run, q: Query) -> dict[str, Any]:
+    """Fit and forecast of a run without the parts that take seconds."""
+    f = fitted(run, q)
+    ahead = forecast_for(f, q)
+    said = [*words.headline(ahead), *([words.law_begins(f)] if f.early else [])]
+    return {
+        "curve": drawn(f, q),
+        "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
+        "fit": f.to_dict(),
+        "forecast": forecast_results([ahead])[0],
+        "words": [s for s in said if s],
+    }
+
+
 def fit_response(run: Run, q: Query) -> dict[str, Any]:
     """Everything that the page shows about one run."""
-    f = fitted(run, q)
+    try:
+        f = fitted(run, q)
+    except TooFewPoints as error:
+        # A window that is too narrow is for the visitor to widen; a young run only needs time.
+        if error.points < len(run) or not len(run):
+            raise
+        return _young_response(run, q)
     ahead = forecast_for(f, q)
     out: dict[str, Any] = {
         "quick": q.quick,
-        "curve": drawn(f, q),
+        "curve": drawn(f, ahead.at.compute.tolist()),
         "facts": [{"name": n, "value": v, "note": note} for n, v, note in facts(ahead)],
         "forecast": forecast_results([ahead])[0],
         "cost": _cost(ahead, q),
@@ -236,7 +262,7 @@ def fit_response(run: Run, q: Query) -> dict[str, Any]:
             "identified": f.identified, "alarm": f.alarm, "level": f.level,
             "n_points": len(f.points), "intervals": {"A": [low, high]},
         }  # fmt: skip
-        return out
+        return out | {"words": words.short_headline(ahead)}
     planned = FitExtras.from_fits([f])
     said = words.headline(ahead)
     said += [words.law_begins(f)] if f.early else []
@@ -245,15 +271,44 @@ def fit_response(run: Run, q: Query) -> dict[str, Any]:
     return out | {"fit": fit_results([f], planned)[0], "words": [s for s in said if s]}
 
 
+def _young_response(run: Run, q: Query) -> dict[str, Any]:
+    """The same for a run that has too few points for a fit: its points, and what is missing."""
+    count, last = len(run), float(run.compute[-1])
+    unit = words.KIND[run.x_kind]
+    have = words.so_far(count)
+    said = f"{have}: the first forecast comes with the fifth."
+    return {
+        "quick": q.quick,
+        "waiting": {"points": count, "needed": MIN_POINTS},
+        "curve": {
+            "x": [], "median": [], "low": [], "high": [], "end": last, "breaks": [],
+            "window": [float(run.compute[0]), last],
+            "used": [run.compute.tolist(), scores(run.score)], "held": [[], []],
+            "kind": run.x_kind, "unit": unit,
+        },
+        "facts": [
+            {"name": "Now", "value": words.score(float(run.score[-1])),
+             "note": f"the last validation, at {words.compute(last)} {unit}"},
+            {"name": "Forecast", "value": have, "note": "the first comes with the fifth"},
+        ],
+        "forecast": {"targets": [], "recommendation": None},
+        "cost": None,
+        "fit": {"run": run.name, "n_points": count, "identified": False, "alarm": None,
+                "warnings": []},
+        "words": [said],
+    }  # fmt: skip
+
+
 def _cost(ahead: Forecast, q: Query) -> dict[str, Any] | None:
     """Cost of continuing: price times the compute that is still to be spent."""
     if q.price is None:
         return None
     end = ahead.fit.end
+    budgets = [float(c) for c in ahead.at.compute]
     return {
         "budget": [
-            {"compute": c, "cost": q.price * max(c - end, 0.0)}
-            for c in map(float, ahead.at.compute)
+            {"compute": c, "cost": q.price * max(c - end, 0.0), "expected_net": net}
+            for c, net in zip(budgets, _expected_net(ahead, q), strict=True)
         ],
         "target": [
             {"score": t.score, "cost": q.price * max(t.median - end, 0.0)} for t in ahead.targets
@@ -261,10 +316,22 @@ def _cost(ahead: Forecast, q: Query) -> dict[str, Any] | None:
     }
 
 
-def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
-    """The curve with its band, and the points: used for the fit, and not."""
-    far = max([drawn_until(f), *(1.02 * c for c in q.at), to or 0.0])
-    x, median, band = quick_curve(f, far)
+def _expected_net(ahead: Forecast, q: Query) -> list[float | None]:
+    """What going on to each budget is expected to be worth beyond its cost: the advice of a
+    forecast is about the best amount, which may be another one. None where no value is given."""
+    if q.price is None or q.value is None:
+        return [None] * len(ahead.at.compute)
+    now = float(np.mean(ahead.at.now))
+    gains = [float(np.mean(ahead.fit.predict([c]).samples)) - now for c in ahead.at.compute]
+    spent = [max(float(c) - ahead.fit.end, 0.0) for c in ahead.at.compute]
+    return [100.0 * q.value * g - q.price * s for g, s in zip(gains, spent, strict=True)]
+
+
+def drawn(f: Fit, at: Sequence[float], to: float | None = None) -> dict[str, Any]:
+    """The curve with its band, and the points: used for the fit, and not. The curve has a knot at
+    each amount of `at`."""
+    far = max([drawn_until(f), *(1.02 * c for c in at), to or 0.0])
+    x, median, band = quick_curve(f, far, at)
     lo, hi = f.window
     outside = (f.run.compute < lo) | (f.run.compute > hi)
     used = downsample(f.points.compute, f.points.score, MAX_POINTS)
@@ -286,6 +353,60 @@ def drawn(f: Fit, q: Query, to: float | None = None) -> dict[str, Any]:
 
 def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
     """Several runs with their forecasts, and the verdicts on them (unless `quick`)."""
+    fits, problems = _fits(runs, q)
+    found = _compared(fits, q)
+    found["words"], found["pairs"] = ([], []) if q.quick else _verdicts(fits, q)
+    return found | {"left_out": list(map(_left_out, problems))}
+
+
+def compare_recipes(runs: Sequence[Run], q: Query) -> dict[str, Any]:
+    """Recipes, each as one curve through the points of all its seeds, and the verdicts on them.
+    Runs with the same `group` are seeds of one recipe; each result names its `members`."""
+    recipes = _recipes(runs)
+    pools, problems = _fits([_pooled(name, members) for name, members in recipes.items()], q)
+    found = _compared(pools, q)
+    for each in found["runs"]:
+        members = recipes[each["name"]]
+        each["members"] = [run.name for run in members]
+        each["seed_sd"] = _seed_sd(members, q)
+    found["words"], found["pairs"] = [], []
+    if len(pools) > 1 and not q.quick:
+        named = [run.replace(group=name) for name, each in recipes.items() for run in each]
+        fits, _ = apply_to_each(lambda run: fitted(run, q), named)
+        if len({f.run.group for f in fits}) > 1:
+            found["words"], found["pairs"] = _verdicts(fits, q, "recipe")
+    return found | {"left_out": list(map(_left_out, problems))}
+
+
+def _recipes(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by the name of their recipe; recipes of one name are told apart by a number."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.group or run.name, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for key, members in groups.items():
+        name = label = key.partition("\0")[0] if len(members) > 1 else members[0].name
+        count = 2
+        while label in found:
+            label, count = f"{name} #{count}", count + 1
+        found[label] = members
+    return found
+
+
+def _pooled(name: str, runs: Sequence[Run]) -> Run:
+    """The points of all seeds as one run."""
+    return joined(name, runs) if len(runs) > 1 else runs[0].replace(name=name)
+
+
+def _seed_sd(runs: Sequence[Run], q: Query) -> float | None:
+    """Standard deviation between the seeds of their last scores; None for a single run."""
+    ends = [run.window(q.lo, q.end).score for run in runs]
+    last = [float(each[-1]) for each in ends if len(each)]
+    return statistics.stdev(last) if len(last) > 1 else None
+
+
+def _fits(runs: Sequence[Run], q: Query) -> tuple[list[Fit], list[InputError]]:
+    """Those runs that can be fitted, on one kind of compute."""
     fits, problems = apply_to_each(lambda run: fitted(run, q), runs)
     if not fits:
         raise problems[0]
@@ -295,16 +416,26 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
             f"these runs count {' and '.join(sorted(words.KIND[k] for k in kinds))}: choose an "
             "axis that they share"
         )
+    return fits, problems
+
+
+def _verdicts(
+    fits: Sequence[Fit], q: Query, group_by: Literal["recipe"] | None = None
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The verdicts in words, and in numbers."""
+    if not comparable(fits):
+        return [], []
+    found = compare(fits, group_by=group_by, budget=max(q.at, default=None))
+    level = fits[0].level
+    said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
+    return said, [pair.to_dict() for pair in found.pairs]
+
+
+def _compared(fits: Sequence[Fit], q: Query) -> dict[str, Any]:
+    """The curves and the forecasts of runs that are drawn over each other."""
     far = max(drawn_until(f) for f in fits)
     # All runs are forecast at the same compute, by default twice that of the longest.
     at = list(q.at) or [2.0 * max(f.end for f in fits)]
-    said: list[str] = []
-    pairs: list[dict[str, Any]] = []
-    if len(fits) > 1 and not q.quick and comparable(fits):
-        found = compare(fits, budget=max(q.at, default=None))
-        level = fits[0].level
-        said = [words.verdict_sentence(pair, level) for pair in found.pairs[:15]]
-        pairs = [pair.to_dict() for pair in found.pairs]
     return {
         "budget": at,
         "quick": q.quick,
@@ -312,7 +443,7 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
             {
                 "name": f.name,
                 # A short run beside long ones: its forecast says nothing at 8 times its compute.
-                "curve": drawn(f, q, min(max(far, *at), 8.0 * f.end)),
+                "curve": drawn(f, q.at, min(max(far, *at), 8.0 * f.end)),
                 "facts": [
                     {"name": n, "value": v, "note": note}
                     for n, v, note in facts(forecast(f, at, q.target))
@@ -324,10 +455,23 @@ def compare_runs(runs: Sequence[Run], q: Query) -> dict[str, Any]:
             }
             for f in fits
         ],
-        "words": said,
-        "pairs": pairs,
-        "left_out": [str(problem) for problem in problems],
     }
+
+
+def unique_name(run: Run, others: Sequence[Run]) -> Run:
+    """The run under a name that no other has."""
+    names = {other.name for other in others}
+    name, count = run.name, 2
+    while name in names:
+        name, count = f"{run.name} #{count}", count + 1
+    return run if name == run.name else run.replace(name=name)
+
+
+def _left_out(problem: InputError) -> str:
+    """Why a run is not in a comparison."""
+    if isinstance(problem, TooFewPoints):
+        return f"{problem.run} has {words.so_far(problem.points)} that a forecast needs."
+    return str(problem)
 
 
 def content(runs: Sequence[Run], *more: Any) -> bytes:

@@ -106,6 +106,16 @@ class OpenRun:
         inside = is_inside(self.path / EvalAnswers.FOLDER)
         return self._store.answered()[-MAX_STEPS:] if inside else []
 
+    def steps(self) -> list[StepLine]:
+        """Evenly spaced steps as of now, and the last one."""
+        self._steps.refresh()
+        return self._steps.lines()
+
+    @property
+    def step_count(self) -> int:
+        """Steps that have been read."""
+        return self._steps.count
+
     def record(self, step: int | None = None) -> RunRecord:
         """The record as of now, with the answers of one validation, by default the last. Its path
         is the directory's name: the page shows no paths of this machine."""

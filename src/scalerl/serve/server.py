@@ -17,7 +17,7 @@ from scalerl.serve.app import Site, make_app
 from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.connections import Connection
 from scalerl.serve.discovery import Roots
-from scalerl.serve.guard import check_origin, is_loopback, read_token
+from scalerl.serve.guard import check_cors, check_origin, is_loopback, read_token
 from scalerl.serve.threads import one_heap
 
 
@@ -40,13 +40,21 @@ def serve(
     token_file: str | Path | None = None,
     open_page: bool = False,
     origin: str | None = None,
+    cors: Sequence[str] = (),
 ) -> bool:
     """Serve until interrupted. The first line on stdout is the address. `origin`: the page's
-    address behind a proxy. Returns whether threads are still running: a read may hang for ever."""
+    address behind a proxy; `cors`: origins of other pages that may read the API. Returns whether
+    threads are still running: a read may hang for ever."""
     token = None if token_file is None else read_token(token_file)
     origin = None if origin is None else check_origin(origin)
     opening = None if is_loopback(host) else f"--host {host}"
     opening = opening if origin is None else f"--origin {origin}"
+    others = [check_cors(each) for each in cors]
+    if others and token is None:
+        raise InputError(
+            f"--cors {others[0]} lets another page read the runs: give --token-file F as well, a "
+            "file with the token that it has to send"
+        )
     if opening is not None and token is None:
         raise InputError(
             f"{opening} lets other machines connect: give --token-file F as well, a file "
@@ -55,7 +63,7 @@ def serve(
     one_heap()
     roots = Roots(directories)
     listening = _bind(host, port)
-    app, site = make_app(Catalogue(roots), host, token, origin)
+    app, site = make_app(Catalogue(roots), host, token, origin, others)
     config = uvicorn.Config(
         app,
         log_level="warning",

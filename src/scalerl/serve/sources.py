@@ -25,9 +25,11 @@ from scalerl.runs.importers.text_files import MAX_LINE, Lines
 from scalerl.runs.live_run import LiveRun, file_stamp
 from scalerl.runs.load import load_runs
 from scalerl.runs.lock import is_locked
+from scalerl.runs.reader import USED_RECIPE, RunReader
 from scalerl.runs.record import Run
 from scalerl.runs.table import Table
 from scalerl.serve.discovery import Place, Roots
+from scalerl.serve.recipes import FlatRecipe
 
 #: Seconds for which a status file shows that a run is alive. Runs write it every second; a long
 #: pause of the machine must not make them look dead.
@@ -57,6 +59,9 @@ class OwnRun:
         self.lock = threading.Lock()
         self.live = LiveRun(place.path)
         self._locked = (0.0, False)
+        #: The recipe as the run uses it; None where none can be read.
+        self.recipe: FlatRecipe | None = None
+        self._recipe_stamp: Any = None
 
     def refresh(self) -> bool:
         """Read what is new; returns whether there was anything."""
@@ -78,6 +83,7 @@ class OwnRun:
     def about(self) -> dict[str, Any]:
         """Status, step and other facts about its runs."""
         run, end = self.live, self.live.ended
+        self._refresh_recipe()
         status, why = "stopped", None
         if end is not None and end.event == "failed":
             status, why = "failed", end.why
@@ -101,8 +107,21 @@ class OwnRun:
             "warnings": run.warnings,
             "budget": None if use is None else {"share": min(use.share, 1.0), "text": use.text},
             "recipe": run.recipe.get("name") or self._recipe(),
+            "recipe_id": None if self.recipe is None else self.recipe.id,
+            "seed": None if self.recipe is None else self.recipe.seed,
             "unread": "; ".join(run.problems) or None,
         }
+
+    def _refresh_recipe(self) -> None:
+        """Read the recipe again where its files have changed."""
+        names = (USED_RECIPE, "recipe.toml")
+        stamp = [file_stamp(self.place.path / name) for name in names]
+        if stamp == self._recipe_stamp:
+            return
+        self._recipe_stamp = stamp
+        # Runs of earlier versions have recipe.toml only.
+        values = self.live.recipe or RunReader(self.place.path).read_recipe() or {}
+        self.recipe = FlatRecipe.from_values(values)
 
     def _recipe(self) -> str | None:
         """The name of the recipe file, where the record does not name its recipe."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.report import words
-from scalerl.report.blocks import to_html
+from scalerl.report.blocks import Block, Paragraph, to_html
 from scalerl.report.knob_map import plot_knob_map
+from scalerl.report.study_curves import small_multiples, variant_curves
 from scalerl.report.study_page import knob_map_part, study_answer, variants_table
 from scalerl.report.study_report_data import StudyReportData, collect
 from scalerl.report.theme import drawing, render
@@ -22,7 +23,7 @@ from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.discovery import STUDY, Place, Roots
 from scalerl.serve.run_details import fragment
 from scalerl.serve.sources import FILES
-from scalerl.study.study import Study
+from scalerl.study.study import Study, StudyResults
 
 #: Matplotlib's settings belong to the process: one figure at a time.
 DRAWING = threading.Lock()
@@ -179,11 +180,21 @@ class Studies:
             **found,
             "race": found.get("race"),
             "html": {
+                "curves": fragment(to_html(_curves(study, results))),
                 "answer": fragment(to_html(study_answer(shown))),
                 "table": fragment(to_html(variants_table(shown))),
                 "knob_map": fragment(to_html(knob_map_part(shown, svg))),
             },
         }
+
+
+def _curves(study: Study, results: StudyResults) -> list[Block]:
+    """Each variant as the mean of its seeds, beside the reference."""
+    by_name = {row.variant: row for row in results.rows}
+    drawn = variant_curves([study.finding(member) for member in study.members], by_name)
+    found = small_multiples(drawn, study.reference, {n: r.words for n, r in by_name.items()})
+    # Without their heading: the page has one.
+    return found[1:] or [Paragraph("No validation yet.")]
 
 
 def _without_paths(value: Any, roots: Roots) -> Any:

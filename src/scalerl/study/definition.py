@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from scalerl.errors import InputError
 from scalerl.files import read_limited
 from scalerl.recipe import Recipe, diff, forward, leave_one_out
 from scalerl.recipe import toml as recipe_toml
-from scalerl.recipe.load import parse_override, recipe_from
+from scalerl.recipe.load import parse_override, presets, recipe_from
 from scalerl.recipe.problems import nearest
 from scalerl.study.axes import AXES, HERE, axis_changes
 from scalerl.study.force import HOME_WORD, find_force, force_variants
@@ -191,11 +191,15 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def variants(
-    asked: StudyDefinition, known: Mapping[str, Recipe] | None = None, home: Path = HERE
+    asked: StudyDefinition,
+    known: Mapping[str, Recipe] | None = None,
+    home: Path = HERE,
+    old_rivals: Collection[str] = (),
 ) -> dict[str, Recipe]:
     """Every variant by name, the reference first. `known` are those that the study has already:
     they stay what they are, whatever has become of the files that they were made from. `home` is
-    its directory.
+    its directory, and `old_rivals` those that it has made variants of: their files may be gone, as
+    after a move of the study.
 
     >>> list(variants(StudyDefinition(recipe=("scalerl",), sweep={"loss.ratio_cap": (4, 5, 8)})))
     ['scalerl', 'ratio_cap-4', 'ratio_cap-8']
@@ -213,7 +217,7 @@ def variants(
         raise InputError("how long is each run? give --steps N")
     found = {name: recipe.replace(budget) for name, recipe in ({base.name: fixed} | kept).items()}
     made: set[str] = set()
-    for name, recipe in _others(asked, base, home):
+    for name, recipe in _others(asked, base, home, old_rivals):
         same_budget = recipe.replace({"name": name, **budget}).with_decay_fixed()
         # A value of a sweep may be that of the reference.
         if not diff(fixed, same_budget):
@@ -244,12 +248,14 @@ def _of_force(asked: StudyDefinition, kept: Mapping[str, Recipe], home: Path) ->
     return found | {name: recipe for name, recipe in kept.items() if name not in found}
 
 
-def _others(asked: StudyDefinition, base: Recipe, home: Path) -> Iterator[tuple[str, Recipe]]:
+def _others(
+    asked: StudyDefinition, base: Recipe, home: Path, old_rivals: Collection[str]
+) -> Iterator[tuple[str, Recipe]]:
     if asked.leave_one_out:
         yield from leave_one_out(base)
     if asked.forward:
         yield from forward(base)
-    yield from _rivals(asked)
+    yield from _rivals(asked, old_rivals)
     yield from _swept(asked, base)
     yield from _scaled(asked, base, home)
 
@@ -276,11 +282,14 @@ def safe(name: str) -> str:
     return _UNSAFE.sub("-", name).strip("-.") or "recipe"
 
 
-def _rivals(asked: StudyDefinition) -> Iterator[tuple[str, Recipe]]:
+def _rivals(asked: StudyDefinition, old_rivals: Collection[str]) -> Iterator[tuple[str, Recipe]]:
     """Other recipes, with the same overlays and changes over them."""
     first = next((i for i, word in enumerate(asked.recipe) if "=" not in word), 0)
     rest = (*asked.recipe[:first], *asked.recipe[first + 1 :])
     for rival in asked.recipes:
+        # The recipe that was made of it is in the study's own folder of recipes.
+        if rival in old_rivals and rival not in presets() and not Path(rival).is_file():
+            continue
         recipe = recipe_from([rival, *rest, *_steps(asked)])
         yield safe(recipe.name), recipe
 

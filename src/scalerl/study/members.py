@@ -19,6 +19,7 @@ from scalerl.runs.compute import Compute, budget_use
 from scalerl.runs.lines import EvalLine, EventLine, StepLine
 from scalerl.runs.lock import is_locked
 from scalerl.runs.store import RunStore
+from scalerl.study.models import relocated
 
 MemberStatus = Literal[
     "waiting", "running", "begun", "failed", "paused", "screened", "unstable", "done"
@@ -65,9 +66,17 @@ class Member:
         """The `scalerl train` command up to these limits: from the start, or with --resume."""
         changes = [f"budget.{key}={value:g}" for key, value in limits.items()]
         if (self.path / "recipe.toml").exists():
-            return [*program, "train", "--resume", path_word(self.path), *changes]
+            return [*program, "train", "--resume", path_word(self.path), *self._moved(), *changes]
         words = [path_word(self.file), f"seed={self.seed}", *changes]
         return [*program, "train", *words, "--out", path_word(self.path)]
+
+    def _moved(self) -> list[str]:
+        """The model of the run as KEY=VALUE, where the study was moved since the run's start."""
+        used, _ = RunStore(self.path, resume=True).read_used_recipe()
+        model = self.recipe.model.path
+        if used is None or used.get("model", {}).get("path", model) == model:
+            return []
+        return [f"model.path={model}"]
 
     def line(self, limits: Limits) -> str:
         """The command for a shell."""
@@ -197,7 +206,8 @@ def check_same(member: Member) -> None:
     used, _ = RunStore(member.path, resume=True).read_used_recipe()
     if used is None:
         return
-    theirs = Recipe.from_dict(used)
+    home = member.path.parent.parent
+    theirs = relocated(Recipe.from_dict(used), home)
     other = [
         d
         for d in diff(with_date_of(theirs, member.recipe), theirs)

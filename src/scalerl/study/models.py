@@ -3,7 +3,7 @@
     --axis model=1x64,2x128     1 layer of width 64, 2 layers of width 128
     DIR/models/tiny-1x64        what the variant's recipe names as its model
     --axis model=vocab8192      the tiny model with a vocabulary of 8,192 tokens
-    DIR/models/tiny-vocab8192   its name
+    DIR/models/tiny-vocab8192   its name; of tiny-vocab8192-logits40 logits are near 40 (default 20)
 
 Each size is made like the tiny model: the same teacher, seed and lessons (`scalerl warmstart
 --size`); a larger vocabulary is derived without training (`--from tiny --vocabulary`). A study
@@ -31,7 +31,7 @@ TEACHERS = {"tiny": "forgetful", "tiny-noisy": "noisy"}
 SIZES = ("1x64", "2x128")
 #: Width of an attention head of theirs.
 HEAD = 32
-_SIZE = re.compile(r"(\d+)x(\d+)|vocab(\d+)")
+_SIZE = re.compile(r"(\d+)x(\d+)|vocab(\d+)(?:-logits(\d+))?")
 _MADE = re.compile(rf"({'|'.join(TEACHERS)})-(?:{_SIZE.pattern})")
 #: Tokens of a warm start.
 TOKENS = 3.6e6
@@ -60,9 +60,11 @@ class GeneratedModel:
         return GeneratedModel(path, words, TOKENS * parameters / RATE / 60)
 
     @staticmethod
-    def with_vocabulary(path: Path, source: str, tokens: int) -> GeneratedModel:
-        """A tiny model with a larger vocabulary."""
-        return GeneratedModel(path, ("--from", source, "--vocabulary", str(tokens)), DERIVED)
+    def with_vocabulary(path: Path, source: str, tokens: str, logits: str | None) -> GeneratedModel:
+        """A tiny model with a larger vocabulary, and logits of this size."""
+        words = ("--from", source, "--vocabulary", tokens)
+        more = () if logits is None else ("--logits", logits)
+        return GeneratedModel(path, words + more, DERIVED)
 
     @property
     def there(self) -> bool:
@@ -129,10 +131,26 @@ def models_of(recipes: Iterable[Recipe], home: Path) -> list[GeneratedModel]:
 
 
 def _generated(path: Path, name: re.Match[str]) -> GeneratedModel:
-    source, layers, width, tokens = name.groups()
+    source, layers, width, tokens, logits = name.groups()
     if tokens is not None:
-        return GeneratedModel.with_vocabulary(path, source, int(tokens))
+        return GeneratedModel.with_vocabulary(path, source, tokens, logits)
     return GeneratedModel.sized(path, TEACHERS[source], int(layers), int(width))
+
+
+def relocated(recipe: Recipe, home: Path) -> Recipe:
+    """The recipe with the model that its study makes where the study is now: a study may have been
+    moved since the recipe was written. Other models, and one that is still where the recipe says,
+    are left alone.
+
+    >>> moved = Recipe.load("scalerl", "tiny").replace({"model.path": "old/models/tiny-1x64"})
+    >>> relocated(moved, Path("new")).model.path
+    'new/models/tiny-1x64'
+    """
+    path = Path(recipe.model.path)
+    made = _MADE.fullmatch(path.name) is not None and path.parent.name == FOLDER
+    if not made or (path / "warmstart.json").exists():
+        return recipe
+    return recipe.replace({"model.path": str(home / FOLDER / path.name)})
 
 
 def make_all(

@@ -53,7 +53,7 @@ from scalerl.study.members import (
     portions,
     read_progress,
 )
-from scalerl.study.models import GeneratedModel, make_all, models_of
+from scalerl.study.models import GeneratedModel, make_all, models_of, relocated
 from scalerl.study.race import RaceCache, Racer, RaceState, race
 from scalerl.study.rates import Expected, Rate, expected
 from scalerl.study.stability import Stability, assess_lines, half_check
@@ -138,7 +138,7 @@ class Study:
 
     def _read(self) -> tuple[dict[str, Recipe], StudyDefinition]:
         asked = read_definition(self.path / FILE)
-        known = {n: Recipe.load(self._file(n)) for n in asked.variants}
+        known = {n: relocated(Recipe.load(self._file(n)), self.path) for n in asked.variants}
         return known, asked
 
     def _file(self, variant: str) -> Path:
@@ -456,10 +456,10 @@ def _more(
 ) -> dict[str, Recipe]:
     """The variants that are there, and those that only the extended definition makes: variants that
     were left out when the study started do not come back."""
-    found = variants(new, known, home)
+    found = variants(new, known, home, old.recipes)
     if new.variants:
         return found
-    before = variants(replace(old, variants=()), known, home)
+    before = variants(replace(old, variants=()), known, home, old.recipes)
     return {n: r for n, r in found.items() if n in known or n not in before}
 
 

@@ -9,8 +9,10 @@ every hidden state h of the teacher's lessons:
     logit of a real token     h·w + h·u       the same shift for all of them: softmax ignores it
     logit of a filler token   N(0, 1)         together they have about 1e-4 of the probability
 
-Logits near 20 are of the size that large models have. BF16 rounds them to 1/8, in steps four times
-as coarse as those of the tiny model's own; that is the error an FP32 head avoids.
+Logits near 20 are of the size that large models have. BF16 rounds them in steps of 1/8, at the tiny
+model's own size of 10 in steps of 1/16. `level` is the dose: above 20, all tokens move together
+along a direction v with h·v near 1, which softmax ignores whatever the fit leaves over; so the
+policy stays exactly as it is, and the rounding errors grow in proportion.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from scalerl.models.tiny.teachers import TEACHERS
 from scalerl.models.tiny.tokenizer import encode
 from scalerl.models.tiny.warmstart import CARD
 
-#: Log-sum-exp of the real tokens' logits, in nats: about the largest logit where the model is sure.
-LEVEL = 20.0
+#: Log-sum-exp of the real tokens' logits above those of the fillers, in nats: about the largest
+#: logit where the model is sure.
+LEVEL = 20
 #: Standard deviation of a filler token's logit, in nats: nearly all are within ± 2.
 SPREAD = 1.0
 #: Standard deviation of the embeddings of filler tokens (GPT-2's at its start).
@@ -50,15 +53,19 @@ class LargeVocabulary:
     #: Number of tokens, those of the source included.
     size: int
     seed: int = 0
+    #: Log-sum-exp of the real tokens' logits, in nats.
+    level: int = LEVEL
 
     @property
     def command(self) -> str:
         """How to make it again.
 
-        >>> LargeVocabulary("tiny", 8192).command
-        'scalerl warmstart --from tiny --vocabulary 8192 --seed 0'
+        >>> LargeVocabulary("tiny", 8192, level=40).command
+        'scalerl warmstart --from tiny --vocabulary 8192 --logits 40 --seed 0'
         """
-        return f"scalerl warmstart --from {self.source} --vocabulary {self.size} --seed {self.seed}"
+        level = "" if self.level == LEVEL else f" --logits {self.level}"
+        words = f"--from {self.source} --vocabulary {self.size}{level} --seed {self.seed}"
+        return f"scalerl warmstart {words}"
 
 
 def widen_vocabulary(out: Path, settings: LargeVocabulary) -> dict[str, Any]:
@@ -78,6 +85,11 @@ def widen_vocabulary(out: Path, settings: LargeVocabulary) -> dict[str, Any]:
         raise InputError(
             f"--vocabulary {settings.size}: {settings.source} has {before} tokens already; give "
             "more"
+        )
+    if settings.level < LEVEL:
+        raise InputError(
+            f"--logits {settings.level}: give {LEVEL} or more; below it the filler tokens would "
+            "have probability"
         )
     hidden_ND = _hidden_states(source, card["settings"]["teacher"], settings.seed)
     weights, logits = _widened(weights, hidden_ND, settings)
@@ -129,16 +141,14 @@ def _widened(
 
     head_VD = weights[HEAD].double()
     before = torch.logsumexp(hidden_ND @ head_VD.t(), dim=1)
-    # Least squares by the normal equations; the ridge keeps u finite where states span fewer
-    # dimensions than the model has.
-    gram = hidden_ND.t() @ hidden_ND
-    ridge = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    u_D = torch.linalg.solve(gram + ridge, hidden_ND.t() @ (LEVEL - before))
-    real_VD = head_VD + u_D
+    u_D = _direction(hidden_ND, LEVEL - before)
+    v_D = _direction(hidden_ND, torch.full_like(before, settings.level - LEVEL))
+    real_VD = head_VD + u_D + v_D
     chance = torch.Generator().manual_seed(settings.seed)
     more, width = settings.size - len(head_VD), head_VD.shape[1]
     norm = hidden_ND.norm(dim=1).mean()
     filler_VD = torch.randn(more, width, generator=chance, dtype=torch.float64) * SPREAD / norm
+    filler_VD += v_D
     embedding_VD = torch.randn(more, width, generator=chance) * EMBEDDING_STD
     real, filler = hidden_ND @ real_VD.t(), hidden_ND @ filler_VD.t()
     total = torch.logsumexp(torch.cat([real, filler], dim=1), dim=1)
@@ -147,7 +157,8 @@ def _widened(
         "states": len(hidden_ND),
         "largest": largest.mean(),
         "largest_std": largest.std(),
-        "filler_std": filler.std(),
+        "filler": filler.mean(),
+        "filler_std": filler.std(dim=1).mean(),
         "filler_mass": (torch.logsumexp(filler, dim=1) - total).exp().mean(),
     }
     return (
@@ -158,6 +169,16 @@ def _widened(
         },
         {name: float(f"{float(value):.4g}") for name, value in logits.items()},
     )
+
+
+def _direction(hidden_ND: Any, target_N: Any) -> Any:
+    """The d with h·d nearest to a target for each hidden state, by least squares."""
+    import torch
+
+    gram = hidden_ND.t() @ hidden_ND
+    # The ridge keeps d finite where the states span fewer dimensions than the model has.
+    ridge = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.solve(gram + ridge, hidden_ND.t() @ target_N)
 
 
 def _tokenizer(source: Path, before: int, size: int) -> dict[str, Any]:

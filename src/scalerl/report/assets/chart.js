@@ -2,8 +2,10 @@
 // and the canvas; curves, bands and points are drawn onto it here.
 import { amount, el, short } from "./base.js";
 
-// Colours --c0 to --c6 of the style sheet; runs beyond the seventh repeat them.
-const COLOURS = 7;
+// Colours --c0 to --c13 of the style sheet; runs beyond the last are grey: no colour is used twice.
+const COLOURS = 14;
+// Shapes of points.
+const SHAPES = 7;
 // Up to this many curves are named at their end; more are drawn thin, without bands.
 export const NAMED = 6;
 // Pixels right of the axes for names, where the chart is wide enough for them.
@@ -11,15 +13,22 @@ const NAME_ROOM = 170, NAME_LEAST = 640;
 // Points of a run from which they are drawn small and pale.
 const MANY_POINTS = 120;
 
+// Least height of the axis in pass rate: the noise of a few equal scores must not fill it.
+const LEAST_SPAN = 0.05;
+
+// Labels of an axis; of neighbours that read alike only the first.
+const distinct = (labels) => labels.map((text, i) => i && text === labels[i - 1] ? "" : text);
+
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const clear = (colour, share) => `color-mix(in srgb, ${colour} ${share}%, transparent)`;
-const colourOf = (i) => css(`--c${i % COLOURS}`);
+const nameOf = (i) => i < COLOURS ? `--c${i}` : "--muted";
+const colourOf = (i) => css(nameOf(i));
 
 // Each run has a shape as well as a colour, so that colour-blind readers can tell them apart.
 // An SVG path: the canvas takes it as well.
 function mark(i, x, y, r) {
   const s = r * 0.9, t = r * 1.2;
-  switch (i % COLOURS) {
+  switch (i % SHAPES) {
     case 1: return `M${x - s} ${y - s}h${2 * s}v${2 * s}h${-2 * s}z`;
     case 2: return `M${x} ${y - t}l${t} ${t}l${-t} ${t}l${-t} ${-t}z`;
     case 3: return `M${x} ${y - t}l${t} ${2 * s}h${-2 * t}z`;
@@ -31,7 +40,7 @@ function mark(i, x, y, r) {
 }
 
 export function swatch(i) {
-  const colour = `var(--c${i % COLOURS})`;
+  const colour = `var(${nameOf(i)})`;
   return el("*svg", { width: 14, height: 12, "aria-hidden": "true" },
     el("*path", { d: `M0 6h14${mark(i, 7, 6, 3.6)}`, stroke: colour, fill: colour, "stroke-width": 1.6 }));
 }
@@ -123,7 +132,9 @@ export class Chart {
     if (this.marks.budget) last = Math.max(last, this.marks.budget * 1.04);
     if (!Number.isFinite(first)) first = 1;
     if (low > high) { low = 0; high = 1; }
-    const pad = 0.05 * Math.max(high - low, 0.02);
+    const short = LEAST_SPAN - (high - low);
+    if (short > 0) { low -= short / 2; high += short / 2; }
+    const pad = 0.05 * (high - low);
     first = this.log ? first / 1.06 : 0;
     return { first, last: Math.max(last, first * 1.5, 1e-9), low: Math.max(low - pad, -0.02), high: Math.min(high + pad, 1.02) };
   }
@@ -148,8 +159,8 @@ export class Chart {
         y: { range: () => { const r = this.range(); return [r.low, r.high]; } },
       },
       axes: [
-        { ...axis, grid: { show: false }, border: { show: true, stroke: ink, width: 1 }, size: 34, label: `${unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => vs.map((v) => v === null ? null : amount(v)), ...(this.log ? { splits: (u, _, low, high) => ticks(low, high, (u.width - 60) / 60), filter: (_, vs) => vs } : {}) },
-        { ...axis, ticks: { show: false }, size: 46, space: 50, values: (_, vs) => vs.map((v) => String(+v.toFixed(3))) },
+        { ...axis, grid: { show: false }, border: { show: true, stroke: ink, width: 1 }, size: 34, label: `${unit}${this.log ? ", log scale" : ""}`, labelSize: 22, values: (_, vs) => distinct(vs.map((v) => v === null ? null : amount(v))), ...(this.log ? { splits: (u, _, low, high) => ticks(low, high, (u.width - 60) / 60), filter: (_, vs) => vs } : {}) },
+        { ...axis, ticks: { show: false }, size: 46, space: 50, values: (_, vs) => distinct(vs.map((v) => String(+v.toFixed(3)))) },
       ],
       hooks: { draw: [(u) => { this.paint(u); this.place(); }] },
     }, this.data(), this.box);
@@ -427,7 +438,7 @@ export class Chart {
 }
 
 // Ticks of a log axis: powers of ten, and parts of them where there is room.
-function ticks(low, high, room) {
+export function ticks(low, high, room) {
   const decades = Math.log10(high / low);
   const parts = decades < 1 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades * 3 <= room ? [1, 2, 5] : [1];
   const every = Math.max(1, Math.ceil(decades / Math.max(room, 1)));

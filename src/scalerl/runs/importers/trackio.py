@@ -38,7 +38,7 @@ def _tables(
     bad: dict[str, int] = {}
     meter = Meter(path)
     for run, run_name, step, timestamp, text in rows:
-        metrics = _json(text)
+        metrics = json_cell(text)
         _, records = runs.setdefault(str(run), (str(run_name), []))
         if isinstance(metrics, dict):
             meter.add(len(metrics))
@@ -63,13 +63,13 @@ def _configs(found: sqlite3.Connection) -> dict[str, dict[str, str]]:
         return {}
     configs = {}
     for name, text in found.execute("SELECT run_name, config FROM configs"):
-        config = _json(text)
+        config = json_cell(text)
         if isinstance(config, dict):
             configs[str(name)] = to_facts(config)
     return configs
 
 
-def _json(cell: object) -> object:
+def json_cell(cell: object) -> object:
     """The value of a JSON cell, which newer versions write as bytes."""
     if isinstance(cell, bytes):
         try:

@@ -1,5 +1,6 @@
 // Which view is shown, and the keys that work everywhere.
 import { el } from "./base.js";
+import { notice } from "./copy.js";
 import { ask } from "./dom.js";
 import { listView } from "./list.js";
 import { connect, hear } from "./live.js";
@@ -11,17 +12,25 @@ const main = document.getElementById("view"), nav = document.getElementById("nav
 let view = null, studies = 0;
 
 function show() {
+  const to = here(), { view: name, id } = to;
+  if (view?.stays?.(to)) return;
   view?.close();
-  const { view: name, id } = here();
-  const makers = { runs: () => listView(main), run: () => runView(main, id), studies: () => studiesView(main), study: () => studyView(main, id) };
+  const makers = { metrics: () => fetched(import("./metrics.js").then(({ metricsView }) => () => metricsView(main))), runs: () => listView(main), run: () => runView(main, id), episodes: () => fetched(import("./episodes.js").then(({ episodesView }) => () => episodesView(main, id))), studies: () => studiesView(main), study: () => studyView(main, id) };
   view = (makers[name] || makers.runs)();
   tabs(name);
   scrollTo(0, 0);
 }
 
+// A view whose modules are fetched when it is opened, so that the list does not wait for them.
+function fetched(coming) {
+  let inner = null, closed = false;
+  coming.then((make) => { if (!closed) inner = make(); });
+  return { close() { closed = true; inner?.close(); }, back() { inner?.back(); }, find() { inner?.find(); }, stays: (to) => Boolean(inner?.stays(to)) };
+}
+
 function tabs(name) {
   const link = (to, label, on) => el("a", { href: to, "aria-current": on ? "page" : null }, label);
-  nav.replaceChildren(link("#/", "Runs", name === "runs" || name === "run"));
+  nav.replaceChildren(link("#/", "Runs", ["runs", "run", "metrics", "episodes"].includes(name)));
   if (studies) nav.append(link("#/studies", `Studies (${studies})`, name === "studies" || name === "study"));
 }
 
@@ -42,6 +51,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !typing) view?.back?.();
 });
 hear((news) => { if (news.kind === "studies" || news.kind === "back") about(); });
+notice();
 connect();
 show();
 about();

@@ -1,5 +1,6 @@
 // Elements from the server, questions to it, and links to downloads.
 import { el } from "./base.js";
+import { answer as fromCopy, copied } from "./copy.js";
 
 // Markup that the server made with the report's own functions, where everything from data is
 // escaped. Style attributes come as data-style, since the page's policy refuses them in markup.
@@ -16,6 +17,7 @@ export function setText(node, text) {
 }
 
 export async function ask(path, body) {
+  if (copied) return fromCopy(path, body);
   const options = body === undefined ? {} : {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
   };
@@ -28,6 +30,7 @@ export async function ask(path, body) {
 
 // Links to what can be taken away of the runs that are shown, as they are shown.
 export function downloads(ids, numbers, axis) {
+  if (copied) return [];
   const q = new URLSearchParams(ids.map((id) => ["run", id]));
   for (const [key, value] of numbers) if (value !== null) q.set(key, value);
   if (axis) q.set("axis", axis);

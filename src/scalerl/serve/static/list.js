@@ -1,70 +1,110 @@
-// The list of runs: sorted, filtered, grouped; and the ones that are chosen, over each other.
-import { amount, el, short } from "./base.js";
+// The list of runs: sorted, filtered, grouped by recipe; and the ones that are chosen, over each
+// other.
+import { el } from "./base.js";
+import { annotateTools, savedViews } from "./annotate.js";
 import { ask, setText } from "./dom.js";
+import { matches, parsed } from "./filter.js";
+import { groupOf, summary } from "./groups.js";
 import { hear, received, runs } from "./live.js";
 import { overlay } from "./overlay.js";
 import { here, link, note } from "./place.js";
-import { ago, parse, score, signed, waits } from "./words.js";
+import { allKeys, differing, fullKey, hasRecipe, loadRecipes, shortKey, valueOf } from "./recipes.js";
+import { COLUMNS, RECIPE_WIDTH, groupRow, runRow } from "./rows.js";
+import { parse } from "./words.js";
 
-const PAGE = 200, MOST = 12;
+// Lines at first; runs that are drawn together, each by itself or as seeds of recipes; columns of
+// the recipe that are shown where none were chosen.
+const PAGE = 100, MOST = 12, MOST_POOLED = 24, MOST_COLUMNS = 6;
+// Milliseconds that the first drawing waits for the recipes, so that no column comes in later.
+const WAIT = 400;
 const collator = new Intl.Collator(undefined, { numeric: true });
-// Key, head, where it is hidden, and what is sorted by.
-const COLUMNS = [
-  ["name", "Run", "", (r) => r.name.toLowerCase()],
-  ["status", "Status", "", (r) => r.status],
-  ["step", "Step", "hide-narrow", (r) => r.step],
-  ["compute", "Compute", "hide-phone", (r) => r.compute],
-  ["pass", "Pass rate", "", (r) => r.pass_rate],
-  ["ceiling", "Ceiling", "", (r) => r.forecast && !r.forecast.alarm ? (r.forecast.identified ? r.forecast.A : r.forecast.A - 10) : null],
-  ["gain", "Next doubling", "hide-narrow", (r) => r.forecast ? r.forecast.next_doubling.gain : null],
-  ["alarms", "Alarms", "hide-narrow", (r) => (r.forecast?.alarm ? 1000 : 0) + r.warnings || null],
-  ["changed", "Changed", "hide-narrow", (r) => r.changed],
-];
 
 export function listView(main) {
   const state = read();
-  const rows = new Map();
-  let shown = PAGE, timer = null;
+  const rows = new Map(), groups = new Map();
+  let shown = PAGE, timer = null, ready = false, recipeTimer = null;
+  // Asked for beside the list of runs, and not after it.
+  const coming = loadRecipes().catch(() => {});
 
-  const search = el("input", { type: "search", placeholder: "find a run", "aria-label": "Find a run", value: state.q, oninput: () => { state.q = search.value; shown = PAGE; keep(); order(); } });
+  const search = el("input", { type: "search", placeholder: "find a run, or lr>1e-4", "aria-label": "Find a run", title: "Words, and conditions such as optimiser.lr=2e-4, seed!=0, pass>0.6, tag=best, name=loo-*", value: state.q, oninput: () => { state.q = search.value; shown = PAGE; keep(); order(); } });
   const group = el("button", { type: "button", "aria-pressed": String(state.group), onclick: () => { state.group = !state.group; group.setAttribute("aria-pressed", String(state.group)); keep(); order(); } }, "group by recipe");
-  const clear = el("button", { type: "button", hidden: true, onclick: () => choose([]) }, "clear choice");
+  const veiled = el("button", { type: "button", hidden: true, onclick: () => { state.hidden = !state.hidden; keep(); order(); } });
+  const picker = el("div", { class: "choices" });
+  const columns = el("details", { class: "menu", ontoggle: () => { if (columns.open) offer(); } }, el("summary", {}, "columns"), picker);
   const count = el("span", { class: "small", role: "status" });
+  const marks = annotateTools(() => [...state.with].filter((id) => runs.has(id)), order);
+  const steps = el("a", { class: "button" }, "step metrics");
+  const chosenBar = el("div", { class: "tools chosen-tools", role: "toolbar", "aria-label": "Chosen runs", hidden: true },
+    el("button", { type: "button", onclick: () => choose([]) }, "clear choice"), steps, marks.node);
   const drawn = el("section", { "aria-labelledby": "over", hidden: true });
-  const over = overlay(drawn, state, keep);
-  const head = el("tr", {}, el("th", { class: "pick", scope: "col" }, el("span", { class: "skip" }, "Show in the chart")));
-  for (const [key, label, hide] of COLUMNS) {
-    const th = el("th", { scope: "col", class: hide, "data-key": key }, el("button", { type: "button", class: "sort", onclick: () => sortBy(key) }, label));
-    head.append(th);
-  }
+  const over = overlay(drawn, state, keep, { most: MOST, mostPooled: MOST_POOLED });
+  const head = el("tr");
   const body = el("tbody");
   const table = el("table", {}, el("caption", { class: "skip" }, "Runs"), el("thead", {}, head), body);
   const more = el("button", { type: "button", hidden: true, onclick: () => { shown += 5 * PAGE; order(); } });
   const empty = el("div", { class: "empty", hidden: true });
   main.replaceChildren(
-    el("h1", {}, "Runs"),
+    el("h1", { class: "skip" }, "Runs"),
     drawn,
-    el("div", { class: "tools", role: "toolbar", "aria-label": "List" }, search, group, clear, el("span", { class: "gap" }), count),
-    empty,
+    el("div", { class: "tools", role: "toolbar", "aria-label": "List" }, search, group, veiled, columns, savedViews(), el("span", { class: "gap" }), count),
+    chosenBar, empty,
     el("div", { class: "list" }, table), more,
   );
 
   function read() {
-    const { params } = here();
+    const { params } = here(), seeds = params.get("seeds") === "1";
+    const list = (name) => (params.get(name) || "").split(",").filter(Boolean);
     return {
-      q: params.get("q") || "", sort: params.get("sort") || "", down: params.get("down") === "1",
-      group: params.get("group") === "1", with: new Set((params.get("with") || "").split(",").filter(Boolean).slice(0, MOST)),
+      q: params.get("q") || "", sort: params.get("sort") || "", down: params.get("down") === "1", seeds,
+      group: params.get("group") === "1", with: new Set(list("with").slice(0, seeds ? MOST_POOLED : MOST)),
+      hidden: params.get("hidden") === "1", cols: params.has("cols") ? list("cols") : null, open: new Set(list("open")), columns: [], recipes: 0,
       axis: params.get("axis") || "", linear: params.get("linear") === "1",
       ...Object.fromEntries(["from", "to", "budget"].map((k) => [k, number(params.get(k))])),
     };
   }
 
   function keep() {
-    note("runs", "", { q: state.q, sort: state.sort, down: state.down, group: state.group, with: [...state.with].join(","), axis: state.axis, linear: state.linear, ...(state.with.size ? { from: state.from, to: state.to, budget: state.budget } : {}) });
+    note("runs", "", {
+      q: state.q, sort: state.sort, down: state.down, group: state.group, hidden: state.hidden, seeds: state.seeds,
+      cols: state.cols === null ? null : state.cols.join(",") || "-", open: [...state.open].join(","), with: [...state.with].join(","), axis: state.axis, linear: state.linear,
+      ...(state.with.size ? { from: state.from, to: state.to, budget: state.budget } : {}),
+    });
   }
 
+  // ---- columns of the recipe
+  function offer() {
+    const differ = new Set(differing([...runs.keys()])), keys = allKeys();
+    const sorted = [...keys.filter((k) => differ.has(k)), ...keys.filter((k) => !differ.has(k))];
+    const find = el("input", { type: "search", placeholder: "find a key", "aria-label": "Find a key of the recipe", oninput: () => fill() });
+    const list = el("div", { class: "options" });
+    const fill = () => list.replaceChildren(...sorted.filter((k) => k.includes(find.value)).slice(0, 60).map((key) => {
+      const box = el("input", { type: "checkbox", onchange: () => { const now = new Set(state.columns); if (box.checked) now.add(key); else now.delete(key); state.cols = [...now]; keep(); order(); } });
+      box.checked = state.columns.includes(key);
+      return el("label", {}, box, key, differ.has(key) ? "" : el("span", { class: "small" }, " (the same)"));
+    }));
+    picker.replaceChildren(find, el("button", { type: "button", onclick: () => { state.cols = null; keep(); order(); offer(); } }, "those that differ"), list);
+    fill();
+  }
+
+  function chooseColumns(list) {
+    const wanted = state.cols === null
+      ? differing(list.filter((r) => hasRecipe(r.id)).map((r) => r.id)).filter((key) => key !== "seed" || !state.group).slice(0, MOST_COLUMNS)
+      : state.cols.map(fullKey).filter(Boolean);
+    if (head.children.length && wanted.join() === state.columns.join()) return;
+    state.columns = wanted;
+    const heads = COLUMNS.map(([key, label, hide]) => [key, label, hide, ""]);
+    heads.push(...wanted.map((key) => [`recipe:${key}`, shortKey(key, wanted), "knob hide-narrow", key]));
+    head.replaceChildren(el("th", { class: "pick", scope: "col" }, el("span", { class: "skip" }, "Show in the chart")),
+      ...heads.map(([key, label, hide, title]) => el("th", { scope: "col", class: hide, "data-key": key, title: title || null }, el("button", { type: "button", class: "sort", onclick: () => sortBy(key) }, label))),
+      el("td", { class: "filler" }));
+    // Fixed widths: a column that comes in moves no other.
+    const width = 1.8 + COLUMNS.reduce((sum, column) => sum + column[4], 0) + RECIPE_WIDTH * wanted.length;
+    table.style.setProperty("--least", `${width}rem`);
+  }
+
+  // ---- order
   function sortBy(key) {
-    const first = key === "name" || key === "status" ? false : true;
+    const first = !(key === "name" || key === "status");
     if (state.sort !== key) { state.sort = key; state.down = first; }
     else if (state.down === first) state.down = !first;
     else { state.sort = ""; state.down = false; }
@@ -72,38 +112,43 @@ export function listView(main) {
     order();
   }
 
+  const sorting = () => {
+    if (state.sort.startsWith("recipe:")) return (r) => valueOf(r.id, state.sort.slice(7));
+    return COLUMNS.find(([key]) => key === state.sort)?.[3];
+  };
+
   function chosen() {
-    const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
-    let list = [...runs.values()];
-    if (words.length) list = list.filter((r) => { const text = `${r.name} ${r.where} ${r.group || ""} ${r.status} ${waits(r)} ${r.forecast?.alarm ? "alarm" : ""} ${r.warnings ? "warning" : ""}`.toLowerCase(); return words.every((w) => text.includes(w)); });
-    const column = COLUMNS.find(([key]) => key === state.sort);
-    const sign = state.down ? -1 : 1;
+    const query = parsed(state.q), asks = query.conditions.some((c) => c.key === "hidden");
+    const list = [...runs.values()].filter((r) => (state.hidden || asks || !r.hidden) && matches(query, r));
+    const value = sorting(), sign = state.down ? -1 : 1;
     const plain = (a, b) => collator.compare(a.where, b.where) || collator.compare(a.name, b.name);
     const live = (r) => r.status === "running" || r.status === "growing" ? 0 : 1;
-    list.sort((a, b) => {
-      if (state.group) { const g = !a.group - !b.group || collator.compare(a.group || "", b.group || ""); if (g) return g; }
-      if (!column) return live(a) - live(b) || plain(a, b);
-      const x = column[3](a), y = column[3](b);
-      // What has no number stands last, whichever way the others go.
-      if (x === null || x === undefined || y === null || y === undefined) return ((x ?? null) === null) - ((y ?? null) === null) || plain(a, b);
-      return sign * (typeof x === "string" ? collator.compare(x, y) : x - y) || plain(a, b);
-    });
-    return list;
+    return list.sort((a, b) => b.pinned - a.pinned || (value ? compare(value(a), value(b), sign) : live(a) - live(b)) || plain(a, b));
+  }
+
+  // Groups in the order of their first run, or by the mean of what is sorted by.
+  function grouped(list) {
+    const found = new Map();
+    for (const run of list) { const key = groupOf(run); if (!found.has(key)) found.set(key, []); found.get(key).push(run); }
+    const made = [...found.entries()];
+    const means = { pass: "pass", ceiling: "ceiling", gain: "gain", compute: "compute", step: "step" }[state.sort];
+    const at = (mates) => means ? summary(mates)[means]?.mean ?? null : null;
+    const sign = state.down ? -1 : 1;
+    // Runs without a recipe or a group stand last, each by itself.
+    return made.sort(([a, x], [b, y]) => !a - !b || (means ? compare(at(x), at(y), sign) : 0));
   }
 
   function order() {
-    const list = chosen(), visible = list.slice(0, shown);
-    const out = [];
-    let last;
-    for (const run of visible) {
-      if (state.group && run.group !== last) {
-        last = run.group;
-        const mates = list.filter((r) => r.group === last);
-        out.push(el("tr", { class: "grouped" }, el("th", { colspan: COLUMNS.length + 1, scope: "rowgroup" }, `${last || "no recipe"} (${mates.length}) `, mates.length > MOST ? "" : el("button", { type: "button", onclick: () => choose(mates.map((r) => r.id)) }, "draw these"))));
+    if (!ready) return;
+    const list = chosen(), out = [];
+    chooseColumns(list);
+    if (state.group) {
+      for (const [key, mates] of grouped(list).slice(0, shown)) {
+        if (key) { const line = groupOfRow(key); line.update(mates, state, state.seeds ? MOST_POOLED : MOST); line.mates = mates; out.push(line.node); }
+        if (!key || state.open.has(key)) out.push(...mates.map((run) => rowOf(run).node));
       }
-      out.push(rowOf(run).node);
-    }
-    const same = body.children.length === out.length && !state.group && out.every((node, i) => body.children[i] === node);
+    } else out.push(...list.slice(0, shown).map((run) => rowOf(run).node));
+    const same = body.children.length === out.length && out.every((node, i) => body.children[i] === node);
     if (!same) body.replaceChildren(...out);
     for (const th of head.querySelectorAll("[data-key]")) {
       if (th.dataset.key === state.sort) th.setAttribute("aria-sort", state.down ? "descending" : "ascending");
@@ -112,7 +157,13 @@ export function listView(main) {
     more.hidden = list.length <= shown;
     setText(more, `show ${Math.min(list.length - shown, 5 * PAGE)} more`);
     setText(count, list.length === runs.size ? `${runs.size} run${runs.size === 1 ? "" : "s"}` : `${list.length} of ${runs.size} runs`);
-    clear.hidden = !state.with.size;
+    const away = [...runs.values()].filter((r) => r.hidden).length;
+    veiled.hidden = !away;
+    veiled.setAttribute("aria-pressed", String(state.hidden));
+    setText(veiled, `${away} hidden`);
+    chosenBar.hidden = !state.with.size;
+    steps.href = link("metrics", "", { with: [...state.with].join(","), seeds: state.seeds });
+    marks.update();
     table.hidden = !runs.size;
     empty.hidden = runs.size > 0 || !received.list;
     if (!empty.hidden) sayEmpty();
@@ -131,92 +182,81 @@ export function listView(main) {
 
   function rowOf(run) {
     let row = rows.get(run.id);
-    if (!row) { row = makeRow(run); rows.set(run.id, row); }
+    if (!row) { row = runRow(run, state, toggle); rows.set(run.id, row); }
     row.update(run);
     return row;
   }
 
-  function makeRow(run) {
-    const pick = el("input", { type: "checkbox", onchange: () => toggle(run.id, pick.checked) });
-    const name = el("a", { href: link("run", run.id) });
-    const where = el("span", { class: "small" });
-    const sparks = el("*svg", { width: 72, height: 24, "aria-hidden": "true" }, el("*path", { class: "sparkline" }));
-    const status = el("span", { class: "status" }), doing = el("span", { class: "small" });
-    const bar = el("span", { class: "progress", hidden: true }, el("span"));
-    const step = el("td", { class: "num hide-narrow" }), compute = el("td", { class: "num hide-phone" });
-    const pass = el("td", { class: "num" }), ceiling = el("td", { class: "ceiling" }), gain = el("td", { class: "num hide-narrow" });
-    const alarms = el("td", { class: "hide-narrow" }), flags = el("span", { class: "only-narrow" });
-    const changed = el("td", { class: "num hide-narrow small" });
-    const node = el("tr", {}, el("td", { class: "pick" }, pick), el("th", { scope: "row", class: "run-cell" }, name, where, sparks),
-      el("td", {}, status, bar, doing, flags), step, compute, pass, ceiling, gain, alarms, changed);
-    let before = "";
-    function update(r) {
-      const now = JSON.stringify([r.version, r.status, r.step, r.waits_for, r.why, r.forecast, r.problem, r.budget, r.warnings, state.with.has(r.id)]);
-      setText(changed, ago(r.changed));
-      if (now === before) return;
-      before = now;
-      pick.checked = state.with.has(r.id);
-      pick.setAttribute("aria-label", `Show ${r.name} in the chart`);
-      setText(name, short(r.name, 60));
-      name.title = r.name;
-      const folder = r.where.endsWith(`/${r.name}`) ? r.where.slice(0, -r.name.length - 1) : r.where;
-      setText(where, short(folder, 60) + (r.group && r.group !== r.name ? ` · ${short(r.group, 40)}` : ""));
-      where.title = r.where;
-      status.className = `status ${r.status}`;
-      setText(status, r.status);
-      setText(doing, short(waits(r) || r.why || "", 90));
-      doing.title = r.why || "";
-      doing.classList.toggle("line", r.status === "ended");
-      bar.hidden = !r.budget || r.status === "ended";
-      if (r.budget) { bar.firstChild.style.width = `${100 * r.budget.share}%`; bar.title = r.budget.text; }
-      setText(step, r.step === null ? "" : r.step.toLocaleString("en"));
-      compute.replaceChildren(...(r.compute === null ? [] : [amount(r.compute), el("span", { class: "range" }, r.unit)]));
-      setText(pass, score(r.pass_rate));
-      const f = r.forecast;
-      ceiling.replaceChildren();
-      if (f) ceiling.append(f.ceiling, el("span", { class: "range" }, f.range));
-      else ceiling.append(el("span", { class: "range", title: r.problem || "" }, r.problem ? short(r.problem, 110) : r.points ? "being fitted…" : "no points yet"));
-      for (const each of [alarms, flags]) {
-        each.replaceChildren();
-        if (f?.alarm) each.append(el("span", { class: "flag", title: f.alarm }, "alarm"));
-        if (r.warnings) each.append(el("span", { class: "flag mild" }, `${r.warnings} warning${r.warnings === 1 ? "" : "s"}`));
-      }
-      setText(gain, f ? signed(f.next_doubling.gain) : "");
-      sparks.firstChild.setAttribute("d", path(r.spark));
+  function groupOfRow(key) {
+    let line = groups.get(key);
+    if (!line) {
+      const mates = () => groups.get(key).mates.map((r) => r.id);
+      line = groupRow(key, {
+        open: (k) => state.open.has(k),
+        draw: () => choose(mates()),
+        toggle: (k) => { if (!state.open.delete(k)) state.open.add(k); keep(); order(); },
+        pickAll: (on) => choose([...[...state.with].filter((id) => !mates().includes(id)), ...(on ? mates() : [])]),
+      });
+      groups.set(key, line);
     }
-    return { node, update };
+    return line;
   }
 
   function toggle(id, on) { choose(on ? [...state.with, id] : [...state.with].filter((each) => each !== id)); }
 
   function choose(ids) {
-    state.with = new Set(ids.slice(-MOST));
+    state.with = new Set(ids.slice(-(state.seeds ? MOST_POOLED : MOST)));
     keep();
     order();
     over.show();
   }
 
+  // ---- as it goes
   function later() {
     if (timer) return;
     timer = setTimeout(() => { timer = null; order(); }, 400);
   }
+
+  // Recipes are asked for again when a run has another one than before.
+  const allRecipes = () => [...runs.values()].map((r) => r.recipe_id || "").join();
+  let knownRecipes = null;
+  async function recipes() {
+    recipeTimer = null;
+    const now = allRecipes(), lacks = [...runs.values()].some((r) => r.recipe_id && !hasRecipe(r.id));
+    if (now === knownRecipes && !lacks) return;
+    knownRecipes = now;
+    await loadRecipes().catch(() => {});
+    state.recipes++;
+    order();
+  }
+  async function first() {
+    if (!received.list) return;
+    knownRecipes = allRecipes();
+    await Promise.race([coming, new Promise((done) => setTimeout(done, WAIT))]);
+    ready = true;
+    order();
+  }
+
   let due = null;
   const stop = hear((news) => {
     if (news.kind === "gone") rows.delete(news.id);
-    if (news.kind === "all" || news.kind === "back") order(); else later();
+    if (news.kind === "all") first();
+    else if (news.kind === "back") order(); else later();
+    if (ready && !recipeTimer) recipeTimer = setTimeout(recipes, 1000);
     if (state.with.has(news.run?.id) && "from" in news && !due) due = setTimeout(() => { due = null; if (!over.held) over.show(); }, 1500);
     if (news.kind === "back" || news.kind === "all") over.show();
   });
   const clock = setInterval(() => { for (const run of runs.values()) rows.get(run.id)?.update(run); }, 10000);
-  order();
+  first();
   if (runs.size) over.show();
-  return { close() { stop(); clearInterval(clock); clearTimeout(timer); clearTimeout(due); over.close(); }, find() { search.focus(); } };
+  return { close() { stop(); clearInterval(clock); clearTimeout(timer); clearTimeout(due); clearTimeout(recipeTimer); over.close(); }, find() { search.focus(); } };
+}
+
+// What has no value stands last, whichever way the others go.
+function compare(x, y, sign) {
+  const none = (v) => v === null || v === undefined;
+  if (none(x) || none(y)) return none(x) - none(y);
+  return sign * (typeof x === "number" && typeof y === "number" ? x - y : collator.compare(String(x), String(y)));
 }
 
 const number = (text) => { const v = parse(text || ""); return Number.isFinite(v) ? v : null; };
-
-function path(values) {
-  if (values.length < 2) return "";
-  const low = Math.min(...values), span = Math.max(Math.max(...values) - low, 1e-6);
-  return values.map((v, i) => `${i ? "L" : "M"}${(1 + 70 * i / (values.length - 1)).toFixed(1)} ${(22 - 20 * (v - low) / span).toFixed(1)}`).join("");
-}

@@ -1,4 +1,5 @@
 // The runs by id as the server last sent them, and the listeners for changes.
+import { copied } from "./copy.js";
 import { ask } from "./dom.js";
 
 export const runs = new Map();
@@ -17,7 +18,13 @@ function gone(text) {
   document.body.classList.toggle("is-gone", Boolean(text));
 }
 
-export function connect() {
+export async function connect() {
+  if (copied) {
+    for (const run of await ask("/api/runs")) runs.set(run.id, run);
+    received.list = true;
+    say({ kind: "all" });
+    return;
+  }
   if (source) source.close();
   source = new EventSource("/api/events");
   source.addEventListener("all", (event) => {

@@ -19,3 +19,9 @@ export function note(view, id, params) {
   const to = link(view, id, params);
   if (to !== location.hash) history.replaceState(null, "", to);
 }
+
+// Another state that Back leads away from again.
+export function push(view, id, params) {
+  const to = link(view, id, params);
+  if (to !== location.hash) history.pushState(null, "", to);
+}

@@ -3,36 +3,55 @@ import { Chart, valueAt } from "./chart.js";
 import { amount, el, short } from "./base.js";
 import { adopt, ask, downloads, setText } from "./dom.js";
 import { following, measured } from "./follow.js";
+import { pointTips, smallTips } from "./hover.js";
+import { annotateTools } from "./annotate.js";
+import { healthPart } from "./health.js";
 import { hear, runs } from "./live.js";
 import { here, link, note } from "./place.js";
-import { ago, parse, waits } from "./words.js";
+import { tabs } from "./tabs.js";
+import { ago, parse, parseScore, waits } from "./words.js";
 
 const NUMBERS = ["from", "to", "budget", "target", "price", "value", "known"];
+// What may be written into a field, for a text that cannot be read.
+const WRITE = {
+  budget: "an amount of compute, such as 50k, 1.5M or 2e12",
+  target: "a pass rate above 0 and up to 1, such as 0.8 or 80%",
+  price: "a number, such as 2 or 1.5e-12",
+  value: "a number, such as 100 or 1k",
+};
+// Up to this many points there is no window to choose: a fit needs five.
+const YOUNG = 5;
+// What a device-hour costs: no number of the fit.
+const HOUR = "hour";
 
 export function runView(main, id) {
   const { params } = here();
   const state = { axis: params.get("axis") || "", linear: params.get("linear") === "1", beside: params.get("beside") || "" };
   for (const key of NUMBERS) { const v = parse(params.get(key) || ""); state[key] = Number.isFinite(v) ? v : null; }
+  const cost = parse(params.get(HOUR) || "");
+  state.hour = Number.isFinite(cost) ? cost : null;
   let whole = null, latest = null, open = true, seen = "", step = null;
 
   // ---- the page
   const title = el("h1", {}, runs.get(id)?.name || "…");
   const sub = el("p", { class: "sub", role: "status" });
   const alarm = el("div", { class: "alarm", role: "alert", hidden: true });
-  const facts = el("dl", { class: "facts", "aria-live": "polite" });
-  const lead = el("p", { class: "lead" });
+  const facts = el("dl", { class: "facts filling", "aria-live": "polite" });
+  const lead = el("p", { class: "lead answer" });
   const said = el("p", { class: "said", role: "status" });
-  const readout = el("p", { class: "small", "aria-live": "off" });
+  const readout = el("p", { class: "small readout-line", "aria-live": "off" });
+  const wrong = el("p", { class: "said", role: "alert", hidden: true });
   const box = el("div", { id: "curve" });
-  const axis = el("select", { "aria-label": "Kind of compute", onchange: () => { state.axis = axis.value; for (const k of ["from", "to", "budget", "known"]) state[k] = null; load(); } });
+  const axis = el("select", { "aria-label": "Kind of compute", onchange: () => { state.axis = axis.value; latest = null; for (const k of ["from", "to", "budget", "known"]) state[k] = null; load(); } });
   const logs = el("button", { type: "button", onclick: () => { state.linear = !state.linear; keep(); draw(); } }, "log axis");
-  const reset = el("button", { type: "button", onclick: () => { for (const k of NUMBERS) state[k] = null; for (const i of Object.values(inputs)) i.value = ""; keep(); marks(); fit(false); } }, "whole run");
+  const reset = el("button", { type: "button", onclick: () => { for (const k of NUMBERS) state[k] = null; for (const i of Object.values(inputs)) { i.value = ""; i.removeAttribute("aria-invalid"); } wrong.hidden = true; keep(); marks(); fit(false); } }, "whole run");
   const inputs = {};
   const field = (key, label, hint, meaning) => {
     const input = inputs[key] = el("input", { type: "text", inputmode: "decimal", placeholder: hint, title: meaning, "aria-label": label, value: state[key] === null ? "" : state[key], onchange: () => {
-      const v = parse(input.value);
+      const v = (key === "target" ? parseScore : parse)(input.value);
       input.setAttribute("aria-invalid", String(Number.isNaN(v)));
-      if (Number.isNaN(v)) return;
+      wrong.hidden = !Number.isNaN(v);
+      if (Number.isNaN(v)) { setText(wrong, `${label}: “${short(input.value, 30)}” cannot be read; write ${WRITE[key]}.`); return; }
       state[key] = v;
       keep();
       marks();
@@ -44,31 +63,36 @@ export function runView(main, id) {
   const when = el("output");
   const exports = el("span", { class: "exports" });
   const copy = el("button", { type: "button", onclick: async () => { try { await navigator.clipboard.writeText(location.href); setText(copy, "copied"); } catch { prompt("The link", location.href); } setTimeout(() => setText(copy, "copy link"), 1500); } }, "copy link");
+  const vitals = healthPart(id, state, () => keep());
+  const notes = annotateTools(() => runs.has(id) ? [id] : [], () => notes.update());
   const inside = el("div", { id: "inside" }), answers = el("div", { id: "answers" });
   const pickStep = el("select", { "aria-label": "Answers of which validation", onchange: () => { step = pickStep.value || null; panels(); } });
   const pickRow = el("p", { class: "tools", hidden: true }, el("label", {}, "answers at step", pickStep));
   const beside = el("select", { "aria-label": "Compare the recipe with that of", onchange: () => { state.beside = beside.value; keep(); difference(); } });
   const differs = el("div");
   const recipes = el("section", { hidden: true, "aria-labelledby": "beside" }, el("h3", { id: "beside" }, "Recipe beside another run's"), el("p", { class: "tools" }, beside), differs);
-  main.replaceChildren(
-    el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, sub, alarm, facts, said,
-    el("section", { "aria-label": "Curve" },
+  const past = el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when);
+  // Room is kept for the numbers and the chart; they are shown together with the first answer, and
+  // what is below them after that, so that nothing moves while the page fills.
+  const below = el("div", { hidden: true },
+    lead, el("div", { class: "tools", role: "toolbar", "aria-label": "Pin, tags and note" }, notes.node), vitals.node,
+    el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes);
+  const above = el("section", { "aria-label": "Curve", class: "filling" },
       el("div", { class: "tools", role: "toolbar", "aria-label": "Chart" }, el("label", {}, "compute", axis), logs, field("budget", "budget", "2 × now", "Compute to forecast to, such as 50k or 2e12"), field("target", "target", "0.8", "A pass rate: when, and how likely, it is reached"), field("price", "price", "a unit", "What a unit of compute costs"), field("value", "value", "a point", "What a point of pass rate is worth: whether going on pays"), reset),
-      box, readout,
-      el("div", { class: "replay" }, el("label", { for: "known" }, "as it was known at"), slider, when),
-      el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy)),
-    lead,
-    el("section", { "aria-labelledby": "in" }, el("h2", { id: "in" }, "Inside the run"), inside, pickRow, answers), recipes,
-  );
+      wrong, box, readout, past,
+      el("div", { class: "tools", role: "toolbar", "aria-label": "Take it with you" }, el("span", { class: "small" }, "Take it with you:"), exports, copy));
+  main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/" }, "← all runs")), title, tabs(id, "run"), sub, alarm, facts, said, above, below);
   slider.id = "known";
   const chart = new Chart(box, { moved, label: "Pass rate against compute, with the fitted law, its band and the forecast" });
   window.runChart = chart;
+  const hover = pointTips(chart);
+  smallTips(inside);
   chart.reading = (x) => setText(readout, x === null || !latest ? " " : read(x));
 
   // ---- state in the address
   function keep() {
     const numbers = Object.fromEntries(NUMBERS.map((k) => [k, state[k]]));
-    note("run", id, { ...numbers, axis: state.axis, linear: state.linear, beside: state.beside });
+    note("run", id, { ...numbers, [HOUR]: state.hour, axis: state.axis, linear: state.linear, beside: state.beside });
     links();
   }
 
@@ -83,31 +107,50 @@ export function runView(main, id) {
     exports.replaceChildren(...downloads([id], NUMBERS.map((k) => [k, state[k]]), state.axis));
   }
 
+  // A problem, in the colour of one; or, if `calm`, just how things stand.
+  function say(text, calm = false) {
+    setText(said, text);
+    said.classList.toggle("calm", calm);
+  }
+
+  function filled() {
+    for (const each of [facts, above]) each.classList.remove("filling");
+    below.hidden = false;
+  }
+
   // ---- data
   async function load() {
     keep();
     try {
       whole = await ask(`/api/runs/${id}${state.axis ? `?axis=${encodeURIComponent(state.axis)}` : ""}`);
     } catch (error) {
-      setText(said, error.fromServer ? error.message : "The server does not answer.");
+      say(error.fromServer ? error.message : "The server does not answer.");
+      filled();
       return;
     }
     if (!open) return;
-    setText(said, "");
+    say("");
     axis.replaceChildren(...whole.axes.map((a) => el("option", { value: a.name }, a.label)));
     axis.value = state.axis || (whole.axes.find((a) => a.name === whole.x || a.label === whole.unit) || whole.axes[0])?.name || "";
     about(whole);
     points();
     fit(false);
     panels();
+    vitals.load();
     others();
   }
 
   // The points as they are, until an answer has more; and where the sliders may go.
   function points() {
     const curve = whole.curve;
-    if (!curve) { setText(said, whole.problem || "No points yet: new ones appear here by themselves."); return; }
+    if (!curve) {
+      filled();
+      const none = "0 of 5 validations. New ones appear here by themselves; the first forecast comes with the fifth.";
+      say(whole.problem || none, !whole.problem);
+      return;
+    }
     const n = curve.compute.length;
+    past.hidden = n <= YOUNG;
     slider.min = Math.min(5, n);
     slider.max = n;
     if (state.known === null) slider.value = n;
@@ -119,17 +162,25 @@ export function runView(main, id) {
 
   function marks() {
     const xs = whole?.curve?.compute || [];
-    const end = state.known ?? xs.at(-1) ?? 1;
-    chart.marks = { lo: state.from ?? xs[0], hi: Math.min(state.to ?? end, end), budget: state.budget ?? 2 * end, target: state.target, points: xs };
+    const end = state.known ?? xs.at(-1) ?? 1, hi = Math.min(state.to ?? end, end), young = xs.length <= YOUNG;
+    chart.marks = { lo: young ? null : state.from ?? xs[0], hi: young ? null : hi, budget: young ? null : budget() ?? 2 * hi, target: state.target, points: xs };
+  }
+
+  // One budget for the handle, the numbers and the sentence: the one set here, else that of the
+  // answer that is shown.
+  function budget() {
+    return state.budget ?? latest?.forecast.at?.[0].compute ?? null;
   }
 
   function draw() {
     logs.setAttribute("aria-pressed", String(!state.linear));
     const curve = latest?.curve ?? bare();
     if (!curve) return;
+    if (chart.holding !== "budget" && latest?.forecast.at) chart.marks.budget = budget();
     const f = latest?.fit;
     const ceiling = f?.identified ? [f.params.A, ...f.intervals.A] : null;
     chart.show([{ name: whole?.name || "", colour: 0, curve, ceiling }], chart.marks, !state.linear);
+    if (whole?.curve) hover.show([{ name: whole.name, colour: 0, ...whole.curve, events: whole.events }]);
   }
 
   function bare() {
@@ -146,13 +197,15 @@ export function runView(main, id) {
         const found = await ask("/api/fit", question(true));
         if (!open) return;
         latest = found;
-        setText(said, "");
+        say("");
         tell(found);
         draw();
+        filled();
         measured(begun);
       } catch (error) {
         if (!open) return;
-        setText(said, error.fromServer ? error.message : "");
+        say(error.fromServer ? error.message : "");
+        filled();
         if (error.fromServer) { latest = null; facts.replaceChildren(); setText(lead, ""); draw(); }
       } finally { facts.classList.remove("stale"); }
     },
@@ -172,7 +225,7 @@ export function runView(main, id) {
     facts.replaceChildren(...found.facts.map((f) => el("div", {}, el("dt", {}, f.name), el("dd", {}, el("b", {}, f.value), " ", el("span", {}, f.note)))), ...extra(found));
     alarm.hidden = !found.fit.alarm;
     alarm.replaceChildren(el("strong", {}, "Alarm "), found.fit.alarm || "");
-    if (found.words) setText(lead, found.words.join(" "));
+    setText(lead, found.words.join(" "));
     if (found.fit.warnings?.length) lead.append(el("span", { class: "small" }, ` ${found.fit.warnings.join("; ")}.`));
   }
 
@@ -181,8 +234,15 @@ export function runView(main, id) {
     for (const t of found.forecast.targets) out.push(["Target " + t.score, t.probability.toFixed(2), t.compute.median === null ? "probability; most futures never get there" : `probability; at about ${amount(t.compute.median)}`]);
     for (const c of found.cost?.budget || []) out.push(["Cost of going on", amount(c.cost), `to ${amount(c.compute)}`]);
     const r = found.forecast.recommendation;
-    if (r) out.push(["Advice", r.action, r.reason]);
+    if (r) out.push(["Advice", r.action, r.reason + beyond(found)]);
     return out.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("b", {}, value), " ", el("span", {}, note))));
+  }
+
+  // The advice is about the best amount of compute: what the budget is worth stands beside it.
+  function beyond(found) {
+    const b = found.cost?.budget?.[0], net = b?.expected_net;
+    if (net === null || net === undefined) return "";
+    return `; to the budget of ${amount(b.compute)} it is expected to ${net < 0 ? "cost" : "be worth"} ${amount(Math.abs(+net.toPrecision(3)))} more than it ${net < 0 ? "is worth" : "costs"}`;
   }
 
   function read(x) {
@@ -225,6 +285,8 @@ export function runView(main, id) {
     sub.replaceChildren(el("span", { class: `status ${run.status}` }, parts.filter(Boolean).join(" · ")));
     if (run.study) sub.append(" · ", el("a", { href: link("study", run.study) }, "its study"));
     sub.append(" · ", el("a", { href: link("runs", "", { with: id }) }, "draw over others"));
+    if (run.kind === "run") sub.append(" · ", el("a", { href: link("metrics", "", { with: id }) }, "step metrics"));
+    notes.update();
   }
 
   // ---- what is inside
@@ -265,12 +327,12 @@ export function runView(main, id) {
   const stop = hear((news) => {
     if (news.kind === "back") { load(); return; }
     if (news.kind === "all" && whole) others();
-    if (news.kind === "gone" && news.id === id) { setText(said, "The run is gone from the directory."); return; }
+    if (news.kind === "gone" && news.id === id) { say("The run is gone from the directory."); return; }
     if (news.run?.id !== id) return;
     about(news.run);
     const now = `${news.run.version}`;
     if (now !== seen) { seen = now; grow(news); }
-    if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); }, 4000);
+    if (!panelsDue) panelsDue = setTimeout(() => { panelsDue = null; panels(); vitals.load(); }, 4000);
   });
 
   function grow(news) {
@@ -282,6 +344,7 @@ export function runView(main, id) {
       curve.total += news.new[0].length;
       const follows = Number(slider.value) >= Number(slider.max);
       slider.max = curve.compute.length;
+      past.hidden = curve.compute.length <= YOUNG;
       if (follows) slider.value = slider.max;
       if (chart.holding === null) { marks(); if (latest && state.known === null && state.to === null) { latest.curve.used[0].push(...news.new[0]); latest.curve.used[1].push(...news.new[1]); } draw(); }
       if (!due) due = setTimeout(() => { due = null; if (chart.holding === null) fit(false); }, 800);
@@ -289,5 +352,5 @@ export function runView(main, id) {
   }
 
   load();
-  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
+  return { close() { open = false; stop(); clearTimeout(due); clearTimeout(panelsDue); follow.close(); hover.close(); vitals.close(); chart.close(); document.title = "scalerl"; }, back() { location.hash = "#/"; } };
 }

@@ -1,6 +1,7 @@
 // Studies: the list of them, and one with its table, its knob map and what the race does next.
 import { el } from "./base.js";
 import { adopt, ask, setText } from "./dom.js";
+import { smallTips } from "./hover.js";
 import { hear, runs } from "./live.js";
 import { link } from "./place.js";
 import { score } from "./words.js";
@@ -39,16 +40,20 @@ function raced(s) {
 export function studyView(main, id) {
   const title = el("h1", {}, "…"), sub = el("p", { class: "sub", role: "status" }, "Working it out…");
   const answer = el("section", { "aria-label": "Answer" }), race = el("div");
+  const curves = el("div", { id: "curves" });
   const table = el("div", { id: "variants" }), map = el("div", { id: "knobs" }), members = el("div", { class: "members" });
-  main.replaceChildren(
-    el("p", { class: "small" }, el("a", { href: "#/studies" }, "← all studies")), title, sub, answer, race,
+  // Shown when it is filled, so that its headings do not move.
+  const below = el("div", { hidden: true },
+    answer,
+    el("section", { "aria-labelledby": "c" }, el("h2", { id: "c" }, "Curves"), curves), race,
     el("section", { "aria-labelledby": "t" }, el("h2", { id: "t" }, "Variants"), table),
     el("section", { "aria-labelledby": "m" }, el("h2", { id: "m" }, "Knob map"), map),
     el("section", { "aria-labelledby": "r" }, el("h2", { id: "r" }, "Runs"), members),
-    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")),
-  );
+    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")));
+  main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/studies" }, "← all studies")), title, sub, below);
   let open = true, before = "", reading = false, again = false;
   const parts = {};
+  smallTips(curves);
   const put = (node, html) => { if (parts[node.id] !== html) { parts[node.id] = html; adopt(node, html); } };
 
   async function load() {
@@ -63,6 +68,7 @@ export function studyView(main, id) {
       for (const m of s.members) counts[m.status] = (counts[m.status] || 0) + 1;
       setText(sub, `${s.where} · reference ${s.reference} · ${Object.entries(counts).map(([word, n]) => `${n} ${word}`).join(", ")}`);
       if (before !== s.html.answer) { before = s.html.answer; adopt(answer, s.html.answer); }
+      put(curves, s.html.curves);
       put(table, s.html.table);
       put(map, s.html.knob_map);
       race.replaceChildren(...(s.race ? raced(s) : []));
@@ -70,6 +76,7 @@ export function studyView(main, id) {
         el("p", {}, m.run ? el("a", { href: link("run", m.run) }, m.name) : m.name),
         el("p", { class: "small" }, el("span", { class: `status ${m.status}` }, m.status), ` · step ${m.step} · ${score(m.pass_rate)}`),
         m.why ? el("p", { class: "small" }, m.why) : "")));
+      below.hidden = false;
     } catch (error) { if (open) setText(sub, error.fromServer ? error.message : "The server does not answer."); }
     finally { reading = false; if (again) { again = false; setTimeout(load, 1000); } }
   }

@@ -20,6 +20,13 @@ export function parse(text) {
   return Number(found[1]) * scale;
 }
 
+// A pass rate as people type it: 0.8, .8 or 80%; null for nothing, NaN for what is no pass rate.
+export function parseScore(text) {
+  const percent = /^\s*(\d+\.?\d*|\.\d+)\s*%\s*$/.exec(text);
+  const v = percent ? Number(percent[1]) / 100 : parse(text);
+  return v === null || (v > 0 && v <= 1) ? v : NaN;
+}
+
 // Which worker waits for which, as the run reports it.
 export function waits(r) {
   if (!r.waits_for) return "";
