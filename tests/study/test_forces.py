@@ -257,3 +257,26 @@ def test_a_dose_law_wants_a_key_of_each_line():
     with pytest.raises(InputError, match="line cispo sets no"):
         parse_force(SMALL + '\n[law]\nover = "schedule.k"\nslope = -1\n', "x")
     assert find_force("lag-rate").law.slope == -1.0
+
+
+def test_a_run_is_not_unstable_for_a_cause_alone(simulated, tmp_path):
+    from dataclasses import replace
+
+    from forces_truth import Truth, findings, force_text
+    from scalerl.study.dose_results import outcome
+    from scalerl.study.stability import Stability
+
+    force = parse_force(force_text(["[lines.a]"], (1.0, 2.0)), "simulated")
+    one = next(findings(force, {"a": Truth()}, np.random.default_rng(1)))
+    (tmp_path / "steps.jsonl").write_text(
+        "".join(
+            json.dumps({"step": i, "loss": 0.0, "grad_norm": 1.0, "ess": 0.2, "truncated": 0.3})
+            + "\n"
+            for i in range(1, 41)
+        )
+    )
+    cause = Stability("unstable", "ratio", 20, "low")
+    found = replace(one, stability=cause, member=replace(one.member, path=tmp_path))
+    assert outcome(found).state == "stable"
+    lost = [replace(e, pass_rate=0.1) if e.step > 80 else e for e in found.evals]
+    assert outcome(replace(found, evals=lost)).rule == "collapse"

@@ -1,7 +1,9 @@
 """What the runs of a force show: every cell, the verdict of every line, lines against each other.
 
 Only runs that have come to the end of their budget count, so that a study that is still running
-says what it knows. Unstable runs are in no level; they count through P(unstable).
+says what it knows. Unstable runs are in no level; they count through P(unstable). Low effective
+sample sizes and truncation are what a force does, not what comes of it: a run is not called
+unstable for them alone (`outcome`).
 """
 
 from __future__ import annotations
@@ -9,17 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from scalerl.curves.arms import Arm
+from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array
 from scalerl.curves.result import Fit
+from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL
 from scalerl.runs.lines import StepLine
-from scalerl.runs.reader import RunReader
+from scalerl.runs.reader import RunReader, read_step_health
 from scalerl.runs.record import Run
 from scalerl.study.dose_draws import (
     DRAWS,
@@ -38,6 +43,7 @@ from scalerl.study.dose_draws import (
 from scalerl.study.dose_law import CellOutcome, LawVerdict, law_verdict
 from scalerl.study.dose_words import best_words, break_words, verdict_words
 from scalerl.study.force import DoseCell, ForceDefinition
+from scalerl.study.stability import SIGNS, Stability, assess_lines
 from scalerl.study.table import MemberFinding
 
 #: Share of a run's validations, at its end, whose mean is its level at the end of the budget.
@@ -208,16 +214,20 @@ def _list(ends: Interval | None) -> list[float | None] | None:
 # -- from runs to scores --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Runs:
     """The whole runs of a cell."""
 
     cell: DoseCell
     found: tuple[MemberFinding, ...]
 
+    @cached_property
+    def stable(self) -> list[MemberFinding]:
+        return [f for f in self.found if outcome(f).state != "unstable"]
+
     @property
     def counted(self) -> list[Run]:
-        return [f.run for f in self.found if f.run is not None and f.stability.state != "unstable"]
+        return [f.run for f in self.stable if f.run is not None]
 
     @property
     def unstable(self) -> int:
@@ -228,16 +238,21 @@ class _Runs:
 
     def pooled(self) -> Fit | None:
         """One curve through the runs that count; None where one of them cannot be fitted."""
-        fits = tuple(f.fit for f in self.found if f.fit is not None and f.counts)
-        if not fits or len(fits) < len(self.counted):
-            return None
-        return Arm(self.cell.name, fits).pooled_fit
+        return Arm(self.cell.name, self.fits).pooled_fit if self.fits else None
+
+    @cached_property
+    def fits(self) -> tuple[Fit, ...]:
+        """The fits of the runs that count; none where one of them cannot be fitted."""
+        try:
+            return tuple(f.fit or fit(f.run) for f in self.stable if f.run is not None)
+        except InputError:
+            return ()
 
     def ceilings(self, pooled: Fit | None) -> CellScores:
         """The ceiling of the pooled fit, with the spread between the runs' own ceilings."""
         if pooled is None:
             return CellScores((), self.unstable)
-        own = [f.fit.params["A"] for f in self.found if f.fit is not None and f.counts]
+        own = [f.params["A"] for f in self.fits]
         draws = pooled.predictive.parameter("A")
         return CellScores(tuple(own), self.unstable, np.asarray(draws))
 
@@ -246,6 +261,14 @@ def end_level(run: Run) -> float:
     """Mean of the last validations of a run."""
     count = max(END_POINTS, round(END_SHARE * len(run)))
     return float(run.score[-count:].mean())
+
+
+def outcome(finding: MemberFinding) -> Stability:
+    """The stability of a run by what came of it: the rules about causes are left out."""
+    if finding.stability.rule not in SIGNS:
+        return finding.stability
+    steps = read_step_health(finding.member.path)
+    return assess_lines(steps, finding.evals, half=finding.half, signs=False)
 
 
 def _whole(finding: MemberFinding) -> bool:
@@ -392,7 +415,7 @@ def _measured(found: Sequence[MemberFinding]) -> dict[str, float]:
         for name, column in zip(MEASURES, zip(*rows, strict=True), strict=False):
             known = [float(v) for v in column if v is not None and math.isfinite(v)]
             values.setdefault(name, []).extend(known)
-            if name == "pass_rate" and known and each.stability.state != "unstable":
+            if name == "pass_rate" and known and outcome(each).state != "unstable":
                 last = known[-max(round(END_SHARE * len(known)), 1) :]
                 values.setdefault("pass_rate_end", []).append(fmean(last))
     return {name: fmean(v) for name, v in values.items() if v}
