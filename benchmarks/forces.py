@@ -147,11 +147,7 @@ def judge(name: str) -> None:
         "runs": sum(cell.runs for line in found.lines for cell in line.cells),
         "of": len(study.members),
         "recipe": list(study.definition.recipe),
-        "unstable": {
-            m.name: str(f.stability)
-            for m in study.members
-            if (f := study.finding(m)).stability.state == "unstable"
-        },
+        "unstable": {name: str(why) for name, why in study.force_unstable().items()},
     }
     (RECORDS / name / "verdict.json").write_text(json.dumps(result, indent=1) + "\n")
     save(f"forces_{name.replace('-', '_')}", result)

@@ -29,6 +29,7 @@ import numpy as np
 from record import save
 from scalerl import Study
 from scalerl.pipeline.alarms import MAX_GRADIENT, MAX_RATIO, MIN_ENTROPY, MIN_ESS, START, WINDOW
+from scalerl.study.dose_results import outcome
 
 RECORDS = Path(__file__).parent.parent / "docs" / "findings" / "records"
 #: Share of healthy runs in which a chosen threshold may be passed.
@@ -78,7 +79,7 @@ def watched(force: str) -> list[Watched]:
     """The collapsed and the healthy runs of a force."""
     study, out = Study(RECORDS / force), []
     for member in study.members:
-        found = study.finding(member).stability
+        found = outcome(study.finding(member))
         collapsed = found.rule == "collapse"
         if not collapsed and found.state != "stable":
             continue

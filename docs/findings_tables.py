@@ -35,8 +35,11 @@ def force_table(name: str) -> str:
     if r is None:
         return NOT_RUN
     lines = r["lines"]
-    doses = [cell["label"] for cell in lines[0]["cells"]]
-    rows = [[f"`{line['line']}`", *(_cell(c) for c in line["cells"])] for line in lines]
+    doses = list(dict.fromkeys(cell["label"] for line in lines for cell in line["cells"]))
+    rows = []
+    for line in lines:
+        cells = {cell["label"]: _cell(cell) for cell in line["cells"]}
+        rows.append([f"`{line['line']}`", *(cells.get(dose, "") for dose in doses)])
     said = [f"- `{line['line']}`: {line['words']}." for line in lines]
     if r["law"] is not None:
         said.append(f"- The law: {_law(r)}.")
@@ -173,7 +176,9 @@ def _any_collapse(r: Result) -> tuple[str, str]:
 
 
 def _line_falls(r: Result, line: str) -> tuple[str, str]:
-    (mine,) = (each for each in r["lines"] if each["line"] == line)
+    mine = next((each for each in r["lines"] if each["line"] == line), None)
+    if mine is None:
+        return "not run yet", ""
     names = {"falls": "holds", "holds": "does not hold up to the largest dose"}
     return names.get(mine["verdict"], "undecided"), mine["words"]
 

@@ -220,6 +220,24 @@ def test_planted_thresholds_are_found_by_simulated_runs(simulated):
     }  # fmt: skip
 
 
+def test_a_study_of_some_cells_is_judged_by_the_doses_that_it_has():
+
+    from forces_truth import Truth, findings, force_text
+    from scalerl.study.dose_results import force_results
+
+    force = parse_force(force_text(["[lines.a]", "[lines.b]"], (1.0, 2.0, 4.0, 8.0)), "simulated")
+    truths = {"a": Truth(begins=0.0, rate=0.6), "b": Truth(begins=0.0, rate=0.6)}
+    every = list(findings(force, truths, np.random.default_rng(3)))
+    kept = ("a@1", "a@8", "b@8", "b@4")
+
+    some = force_results(force, [f for f in every if f.member.variant in kept])
+    a, b = some.lines
+    assert a.verdict.verdict == "falls" and 1.0 < a.verdict.dose[1] < 8.0
+    assert [c.place for c in a.cells] == [0.0, 1.0] and b.cells[0].place == pytest.approx(2 / 3)
+    assert b.verdict is None and "first dose" in b.words
+    assert [(e.variant, e.other) for e in some.between] == [("b@8", "a@8")]
+
+
 def test_report_and_table_show_every_cell_and_verdict(simulated, tmp_path):
     from scalerl.report.dose_words import force_text
     from scalerl.report.force_page import force_files
@@ -239,3 +257,26 @@ def test_a_dose_law_wants_a_key_of_each_line():
     with pytest.raises(InputError, match="line cispo sets no"):
         parse_force(SMALL + '\n[law]\nover = "schedule.k"\nslope = -1\n', "x")
     assert find_force("lag-rate").law.slope == -1.0
+
+
+def test_a_run_is_not_unstable_for_a_cause_alone(simulated, tmp_path):
+    from dataclasses import replace
+
+    from forces_truth import Truth, findings, force_text
+    from scalerl.study.dose_results import outcome
+    from scalerl.study.stability import Stability
+
+    force = parse_force(force_text(["[lines.a]"], (1.0, 2.0)), "simulated")
+    one = next(findings(force, {"a": Truth()}, np.random.default_rng(1)))
+    (tmp_path / "steps.jsonl").write_text(
+        "".join(
+            json.dumps({"step": i, "loss": 0.0, "grad_norm": 1.0, "ess": 0.2, "truncated": 0.3})
+            + "\n"
+            for i in range(1, 41)
+        )
+    )
+    cause = Stability("unstable", "ratio", 20, "low")
+    found = replace(one, stability=cause, member=replace(one.member, path=tmp_path))
+    assert outcome(found).state == "stable"
+    lost = [replace(e, pass_rate=0.1) if e.step > 80 else e for e in found.evals]
+    assert outcome(replace(found, evals=lost)).rule == "collapse"

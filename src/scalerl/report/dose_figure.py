@@ -106,7 +106,8 @@ def _verdicts(ax: Axes, lines: Sequence[LineResult], t: Theme) -> None:
 
 
 def _dose_axis(ax: Axes, found: ForceResults) -> None:
-    cells = found.lines[0].cells
-    ax.set_xticks([c.place for c in cells], [c.cell.dose.label for c in cells])
+    # A line of a study of some cells may lack a dose that another has.
+    ticks = {c.place: c.cell.dose.label for line in found.lines for c in line.cells}
+    ax.set_xticks(list(ticks), list(ticks.values()))
     ax.set_xlim(-0.05, 1.05)
     ax.set_xlabel(found.force.dose_key)

@@ -43,7 +43,7 @@ HOW_TO_READ = (
     "between two doses that were tried any response is possible. The level is the ceiling where "
     "the points of every dose identify it, else the mean of the last validations. Intervals "
     "include what a seed alone does. Unstable runs are in no level: they count in P(unstable), "
-    "which has a Jeffreys interval. "
+    "which has a Jeffreys interval; low effective sample sizes and truncation are not enough. "
     "Comparisons of two cells are for themselves alone, not corrected for their number."
 )
 
@@ -54,11 +54,7 @@ def write_force_report(
     """Write report.html, report.md, report.json and the figure; the files written, the page
     first."""
     found = study.force_results()
-    unstable = [
-        f"{m.name} became unstable: {f.stability}"
-        for m in study.members
-        if (f := study.finding(m)).stability.state == "unstable"
-    ]
+    unstable = [f"{name} became unstable: {why}" for name, why in study.force_unstable().items()]
     again = shlex.join(["scalerl", "study", str(study.path), "--forces", found.force.name])
     return write_files(force_files(found, unstable, again, title, command), Path(out_dir))
 

@@ -109,6 +109,17 @@ def positions(doses: Sequence[float]) -> Array:
     return np.asarray((logs - logs[0]) / (logs[-1] - logs[0]))
 
 
+def places_of(doses: Sequence[float], axis: Sequence[float]) -> Array:
+    """Places of some doses on the axis of all.
+
+    >>> places_of([1.0, 4.0], [1.0, 4.0, 16.0]).tolist()
+    [0.0, 0.5]
+    """
+    every = axis or doses
+    where = positions(every)
+    return np.array([where[list(every).index(dose)] for dose in doses])
+
+
 def dose_at(place: float, doses: Sequence[float]) -> float:
     """The dose at a place of the axis; straight between 0 and the first dose above it."""
     if not np.isfinite(place):
@@ -131,6 +142,13 @@ class LineDraws:
     #: What is known of the level at each dose by construction; falls are counted from it.
     known: tuple[float, ...]
     seed: int = 0
+    #: All doses of the force, of which `doses` are those that were tried; empty: all were.
+    axis: tuple[float, ...] = ()
+
+    @cached_property
+    def places(self) -> Array:
+        """Places of its doses on the axis."""
+        return places_of(self.doses, self.axis)
 
     @cached_property
     def spread(self) -> float:
@@ -156,13 +174,12 @@ class LineDraws:
         if not any(cell.unstable for cell in self.cells):
             return np.full(DRAWS, np.inf)
         counts = [(cell.unstable, cell.runs) for cell in self.cells]
-        return half_way(counts, positions(self.doses), self.seed)
+        return half_way(counts, self.places, self.seed)
 
     @cached_property
     def thresholds(self) -> Array:
         """Place on the axis at which the level is MARGIN below the reference, or half of the runs
         are unstable; inf: not up to the largest dose. Levels are taken to be monotone."""
-        places = positions(self.doses)
         seen = [i for i, cell in enumerate(self.cells) if cell.levels]
         found = np.full(DRAWS, np.inf)
         if len(seen) > 1 and seen[0] == 0:
@@ -170,7 +187,7 @@ class LineDraws:
             beside = (self.levels - np.asarray(self.known))[:, seen]
             smooth = falling(beside, weights)
             share = np.random.default_rng((67, self.seed)).random(DRAWS)
-            found = first_crossing(smooth[:, :1] - smooth, places[seen], MARGIN, share)
+            found = first_crossing(smooth[:, :1] - smooth, self.places[seen], MARGIN, share)
         return np.asarray(np.minimum(found, self.half_unstable))
 
 
@@ -188,7 +205,7 @@ def half_way(counts: Sequence[tuple[int, int]], places: Array, seed: int) -> Arr
     chosen = rng.choice(len(HALF_WAY), DRAWS, p=weight / weight.sum())
     step = HALF_WAY[1] - HALF_WAY[0]
     found = HALF_WAY[chosen] + step * (rng.random(DRAWS) - 0.5)
-    return np.where(found > 1.0, np.inf, np.maximum(found, 0.0))
+    return np.where(found > places[-1], np.inf, np.maximum(found, 0.0))
 
 
 def falling(values: Array, weights: Array) -> Array:
@@ -258,18 +275,20 @@ def line_verdict(line: LineDraws) -> DoseVerdict:
     verdict = "falls" if p_falls >= WINNER_PROBABILITY else "holds" if holds else "undecided"
     if not line.cells[0].levels:
         verdict = "undecided"  # nothing to fall from
-    return _verdict(verdict, draws, line.doses, p_falls, fall)
+    return _verdict(verdict, draws, line.axis or line.doses, p_falls, fall)
 
 
-def break_verdict(counts: Sequence[tuple[int, int]], doses: tuple[float, ...]) -> DoseVerdict:
+def break_verdict(
+    counts: Sequence[tuple[int, int]], doses: tuple[float, ...], axis: tuple[float, ...] = ()
+) -> DoseVerdict:
     """The verdict on the dose at which half of the runs of a line break, by how many did of how
     many at each dose. "falls": they do up to the largest dose; "holds": they do not."""
-    draws = half_way(counts, positions(doses), 0)
+    draws = half_way(counts, places_of(doses, axis), 0)
     p_breaks = float(np.isfinite(draws).mean())
     verdict = "falls" if p_breaks >= WINNER_PROBABILITY else "undecided"
     if 1.0 - p_breaks >= HOLDS_PROBABILITY:
         verdict = "holds"
-    return _verdict(verdict, draws, doses, p_breaks, None)
+    return _verdict(verdict, draws, axis or doses, p_breaks, None)
 
 
 def _verdict(

@@ -29,6 +29,10 @@ TAILS = (0.05, 0.5, 0.95)
 #: Tails beyond which a slope is excluded: a 90 % interval misses a true one in 10 % of cases, and
 #: verdicts are to be wrong in at most 3 %.
 EXCLUDED = (0.015, 0.985)
+#: A law holds if its slope is known to be this near to the claimed one: half a power.
+NEAR = 0.5
+#: Probability of that.
+HOLDS_PROBABILITY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,8 @@ class LawVerdict:
     claimed: float
     #: Low end, median and high end.
     slope: tuple[float, float, float]
-    #: "does not hold": the claimed slope is outside the 97 % interval. "holds": it is inside the
-    #: 90 % one, and 0 is outside the 97 % one. Else "undecided".
+    #: "does not hold": the claimed slope is outside the 97 % interval. "holds": the slope is within
+    #: NEAR of it, and 0 is outside that interval. Else "undecided".
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +87,8 @@ def law_verdict(outcomes: Sequence[CellOutcome], over: str, claimed: float) -> L
     verdict = "undecided"
     if not least <= claimed <= most:
         verdict = "does not hold"
-    elif low <= claimed <= high and not least <= 0 <= most:
-        verdict = "holds"
+    elif not least <= 0 <= most:
+        near = np.abs(SLOPES - claimed) < NEAR
+        if weight[near].sum() / weight.sum() >= HOLDS_PROBABILITY:
+            verdict = "holds"
     return LawVerdict(over, claimed, (low, middle, high), verdict)

@@ -1,7 +1,9 @@
 """What the runs of a force show: every cell, the verdict of every line, lines against each other.
 
 Only runs that have come to the end of their budget count, so that a study that is still running
-says what it knows. Unstable runs are in no level; they count through P(unstable).
+says what it knows. Unstable runs are in no level; they count through P(unstable). Low effective
+sample sizes and truncation are what a force does, not what comes of it: a run is not called
+unstable for them alone (`outcome`).
 """
 
 from __future__ import annotations
@@ -9,17 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from scalerl.curves.arms import Arm
+from scalerl.curves.fit import fit
 from scalerl.curves.formula import Array
 from scalerl.curves.result import Fit
+from scalerl.errors import InputError
 from scalerl.pipeline.alarms import FALL
 from scalerl.runs.lines import StepLine
-from scalerl.runs.reader import RunReader
+from scalerl.runs.reader import RunReader, read_step_health
 from scalerl.runs.record import Run
 from scalerl.study.dose_draws import (
     DRAWS,
@@ -32,13 +37,13 @@ from scalerl.study.dose_draws import (
     break_verdict,
     contrast,
     line_verdict,
-    positions,
     spread_of,
     unstable_interval,
 )
 from scalerl.study.dose_law import CellOutcome, LawVerdict, law_verdict
 from scalerl.study.dose_words import best_words, break_words, verdict_words
 from scalerl.study.force import DoseCell, ForceDefinition
+from scalerl.study.stability import SIGNS, Stability, assess_lines
 from scalerl.study.table import MemberFinding
 
 #: Share of a run's validations, at its end, whose mean is its level at the end of the budget.
@@ -209,16 +214,20 @@ def _list(ends: Interval | None) -> list[float | None] | None:
 # -- from runs to scores --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Runs:
     """The whole runs of a cell."""
 
     cell: DoseCell
     found: tuple[MemberFinding, ...]
 
+    @cached_property
+    def stable(self) -> list[MemberFinding]:
+        return [f for f in self.found if outcome(f).state != "unstable"]
+
     @property
     def counted(self) -> list[Run]:
-        return [f.run for f in self.found if f.run is not None and f.stability.state != "unstable"]
+        return [f.run for f in self.stable if f.run is not None]
 
     @property
     def unstable(self) -> int:
@@ -229,16 +238,21 @@ class _Runs:
 
     def pooled(self) -> Fit | None:
         """One curve through the runs that count; None where one of them cannot be fitted."""
-        fits = tuple(f.fit for f in self.found if f.fit is not None and f.counts)
-        if not fits or len(fits) < len(self.counted):
-            return None
-        return Arm(self.cell.name, fits).pooled_fit
+        return Arm(self.cell.name, self.fits).pooled_fit if self.fits else None
+
+    @cached_property
+    def fits(self) -> tuple[Fit, ...]:
+        """The fits of the runs that count; none where one of them cannot be fitted."""
+        try:
+            return tuple(f.fit or fit(f.run) for f in self.stable if f.run is not None)
+        except InputError:
+            return ()
 
     def ceilings(self, pooled: Fit | None) -> CellScores:
         """The ceiling of the pooled fit, with the spread between the runs' own ceilings."""
         if pooled is None:
             return CellScores((), self.unstable)
-        own = [f.fit.params["A"] for f in self.found if f.fit is not None and f.counts]
+        own = [f.params["A"] for f in self.fits]
         draws = pooled.predictive.parameter("A")
         return CellScores(tuple(own), self.unstable, np.asarray(draws))
 
@@ -247,6 +261,14 @@ def end_level(run: Run) -> float:
     """Mean of the last validations of a run."""
     count = max(END_POINTS, round(END_SHARE * len(run)))
     return float(run.score[-count:].mean())
+
+
+def outcome(finding: MemberFinding) -> Stability:
+    """The stability of a run by what came of it: the rules about causes are left out."""
+    if finding.stability.rule not in SIGNS:
+        return finding.stability
+    steps = read_step_health(finding.member.path)
+    return assess_lines(steps, finding.evals, half=finding.half, signs=False)
 
 
 def _whole(finding: MemberFinding) -> bool:
@@ -258,16 +280,18 @@ def _whole(finding: MemberFinding) -> bool:
 
 
 def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> ForceResults:
-    """The results of a force by the findings of its study."""
+    """The results of a force by the findings of its study, of the cells that it has."""
     groups: dict[str, list[MemberFinding]] = {}
     for finding in findings:
+        groups.setdefault(finding.member.variant, [])
         if _whole(finding):
-            groups.setdefault(finding.member.variant, []).append(finding)
-    runs = {
-        line: [_Runs(c, tuple(groups.get(c.name, ()))) for c in force.cells() if c.line == line]
-        for line in force.lines
-    }
-    drawn = {name: _LineNumbers(i, cells) for i, (name, cells) in enumerate(runs.items())}
+            groups[finding.member.variant].append(finding)
+    runs: dict[str, list[_Runs]] = {}
+    for cell in force.cells():
+        if cell.name in groups:
+            runs.setdefault(cell.line, []).append(_Runs(cell, tuple(groups[cell.name])))
+    axis = tuple(dose.value for dose in force.doses)
+    drawn = {name: _LineNumbers(i, cells, axis) for i, (name, cells) in enumerate(runs.items())}
     first = next(iter(drawn.values()))
     return ForceResults(
         force,
@@ -275,13 +299,13 @@ def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> 
         tuple(
             each
             for numbers in list(drawn.values())[1:]
-            for i in range(len(force.doses))
-            if (each := _against(numbers, first, (i, i))) is not None
+            for i, j in _same_doses(numbers, first)
+            if (each := _against(numbers, first, (i, j))) is not None
         ),
         tuple(
             each
             for numbers in drawn.values()
-            for i in range(1, len(force.doses))
+            for i in range(1, len(numbers.runs))
             for j in range(i if force.asked == "differs" else 1)
             if (each := _against(numbers, numbers, (i, j))) is not None
         ),
@@ -292,14 +316,14 @@ def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> 
 class _LineNumbers:
     """A line's runs, fits and samples of both kinds of level."""
 
-    def __init__(self, seed: int, runs: Sequence[_Runs]) -> None:
+    def __init__(self, seed: int, runs: Sequence[_Runs], axis: tuple[float, ...]) -> None:
         self.runs = runs
         self.fits = [each.pooled() for each in runs]
         known = [each.cell.dose.known for each in runs]
         self.doses = tuple(each.cell.dose.value for each in runs)
         self.end = LineDraws(
             self.doses, tuple(each.at_the_end() for each in runs),
-            tuple(k or 0.0 for k in known), seed,
+            tuple(k or 0.0 for k in known), seed, axis,
         )  # fmt: skip
         ceilings = tuple(each.ceilings(f) for each, f in zip(runs, self.fits, strict=True))
         self.ceiling = replace(self.end, cells=ceilings, seed=seed + 1000)
@@ -315,8 +339,8 @@ class _LineNumbers:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell has a run."""
-        return all(each.found for each in self.runs)
+        """Whether there are several doses, each with a run."""
+        return len(self.runs) > 1 and all(each.found for each in self.runs)
 
     def broken(self, i: int) -> int:
         """Runs of a cell that are unstable, or ended far below the best cell of their line at a
@@ -336,13 +360,17 @@ def _line(force: ForceDefinition, name: str, numbers: _LineNumbers) -> LineResul
     best: tuple[BestDose, ...] = ()
     words = "not all of its runs are done"
     if numbers.complete:
-        if force.asked == "falls":
+        if force.asked == "falls" and numbers.doses[0] != numbers.end.axis[0]:
+            words = "the first dose, from which falls are counted, was not tried"
+        elif force.asked == "falls":
             verdict = line_verdict(numbers.of(numbers.kind))
-            words = verdict_words(verdict, force, numbers.kind)
+            words = verdict_words(
+                verdict, numbers.runs[-1].cell.dose.label, force.dose_key, numbers.kind
+            )
         elif force.asked == "breaks":
             counts = [(cell.broken, cell.runs) for cell in cells]
-            verdict = break_verdict(counts, numbers.doses)
-            words = break_words(verdict, force)
+            verdict = break_verdict(counts, numbers.doses, numbers.end.axis)
+            words = break_words(verdict, numbers.runs[-1].cell.dose.label, force.dose_key)
         elif force.asked == "best":
             best = _best(numbers)
             words = best_words(best)
@@ -363,7 +391,7 @@ def _cell(numbers: _LineNumbers, i: int) -> CellResult:
     measured.pop("pass_rate", None)
     return CellResult(
         cell=runs.cell,
-        place=float(positions(numbers.doses)[i]),
+        place=float(numbers.end.places[i]),
         runs=len(runs.found),
         unstable=scores.unstable,
         broken=numbers.broken(i),
@@ -389,7 +417,7 @@ def _measured(found: Sequence[MemberFinding]) -> dict[str, float]:
         for name, column in zip(MEASURES, zip(*rows, strict=True), strict=False):
             known = [float(v) for v in column if v is not None and math.isfinite(v)]
             values.setdefault(name, []).extend(known)
-            if name == "pass_rate" and known and each.stability.state != "unstable":
+            if name == "pass_rate" and known and outcome(each).state != "unstable":
                 last = known[-max(round(END_SHARE * len(known)), 1) :]
                 values.setdefault("pass_rate_end", []).append(fmean(last))
     return {name: fmean(v) for name, v in values.items() if v}
@@ -407,8 +435,17 @@ def _against(mine: _LineNumbers, other: _LineNumbers, at: tuple[int, int]) -> Ce
     return CellContrast(mine.runs[i].cell.name, other.runs[j].cell.name, kind, found)
 
 
+def _same_doses(a: _LineNumbers, b: _LineNumbers) -> list[tuple[int, int]]:
+    """Indices of the doses that two lines share."""
+    return [(i, b.doses.index(dose)) for i, dose in enumerate(a.doses) if dose in b.doses]
+
+
 def _law(force: ForceDefinition, drawn: Mapping[str, _LineNumbers]) -> LawVerdict | None:
-    if force.law is None or not all(numbers.complete for numbers in drawn.values()):
+    if (
+        force.law is None
+        or len(drawn) < 2
+        or not all(numbers.complete for numbers in drawn.values())
+    ):
         return None
     outcomes = [
         CellOutcome(float(each.cell.changes[force.law.over]), each.cell.dose.value,

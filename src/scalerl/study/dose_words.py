@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.study.dose_draws import DoseVerdict
-from scalerl.study.force import ForceDefinition
 
 if TYPE_CHECKING:
     from scalerl.study.dose_results import BestDose
 
 
-def verdict_words(found: DoseVerdict, force: ForceDefinition, kind: str) -> str:
-    """The verdict of a line as a sentence without its subject."""
+def verdict_words(found: DoseVerdict, last: str, key: str, kind: str) -> str:
+    """The verdict of a line as a sentence without its subject; `last` is the label of the largest
+    dose tried."""
     what = "ceiling" if kind == "ceiling" else "pass rate at the end of the budget"
-    last, key = force.doses[-1].label, force.dose_key
     if found.verdict == "falls":
         low, middle, high = (_number(v) for v in found.dose)
         return f"the {what} falls by .02 at {key} = {middle} [{low}, {high}]"
@@ -28,9 +27,8 @@ def verdict_words(found: DoseVerdict, force: ForceDefinition, kind: str) -> str:
     )
 
 
-def break_words(found: DoseVerdict, force: ForceDefinition) -> str:
+def break_words(found: DoseVerdict, last: str, key: str) -> str:
     """The verdict on the dose at which runs break, as a sentence without its subject."""
-    last, key = force.doses[-1].label, force.dose_key
     if found.verdict == "falls":
         low, middle, high = (_number(v) for v in found.dose)
         return f"half of the runs break at {key} = {middle} [{low}, {high}]"

@@ -41,6 +41,8 @@ from scalerl.runs.record import Run
 State = Literal["stable", "unstable", "undecided"]
 #: A step: the rules look at fields that both have.
 StepHealth = StepLine | StepHealthRow
+#: Rules about causes: a run that breaks them may still end well.
+SIGNS = ("ratio", "truncation")
 #: Validations below which nothing is said about a run's curve.
 MIN_EVALS = 5
 #: Truncation is averaged over this share of the steps so far.
@@ -110,11 +112,13 @@ def assess_lines(
     evals: Sequence[EvalLine],
     critical: float = 0.1,
     half: HalfCheck | None = None,
+    signs: bool = True,
 ) -> Stability:
     """The stability of a run by the lines of its record. `critical` is its
-    `length.truncation_critical`, `half` what `half_check` found."""
-    truncation = _truncation(steps, critical)
-    said = [_non_finite(steps), _gradient(steps), _ratio(steps), truncation]
+    `length.truncation_critical`, `half` what `half_check` found. Without `signs` the rules SIGNS,
+    which say that trouble is near and not that it came, are left out."""
+    truncation = _truncation(steps, critical) if signs else None
+    said = [_non_finite(steps), _gradient(steps), _ratio(steps) if signs else None, truncation]
     said += [_collapse(evals), _hold_out(evals, half)]
     found = [each for each in said if each is not None and each.state == "unstable"]
     if found:

@@ -37,7 +37,7 @@ from scalerl.study.definition import (
     read_definition,
     variants,
 )
-from scalerl.study.dose_results import ForceResults, force_results
+from scalerl.study.dose_results import ForceResults, force_results, outcome
 from scalerl.study.force import FILE as FORCE_FILE
 from scalerl.study.force import ForceDefinition, find_force, with_force
 from scalerl.study.knobs import Knob, knob_map
@@ -326,6 +326,11 @@ class Study:
                 f"{self.path} is no study of a force: `scalerl study DIR --forces NAME`"
             )
         return force_results(force, self._findings())
+
+    def force_unstable(self) -> dict[str, Stability]:
+        """The runs of a force that became unstable, with the rule."""
+        found = {f.member.name: outcome(f) for f in self._findings()}
+        return {name: said for name, said in found.items() if said.state == "unstable"}
 
     def plot(self, path: str | None = None) -> Any:
         """Draw the knob map; returns the matplotlib figure (and saves it if a path is given)."""
