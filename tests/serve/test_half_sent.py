@@ -20,8 +20,8 @@ responses.BODY_SECONDS = 1.0
 connections.HEADER_SECONDS = 1.0
 connections.STALLED_SECONDS = 3.0
 connections.MAX_CONNECTIONS = 40
-pages = app._pages
-app._pages = lambda: pages() | {"large.txt": bytes(50_000_000)}
+pages = app.static_files
+app.static_files = lambda: pages() | {"large.txt": bytes(50_000_000)}
 """
 HEADERS = b"POST /api/fit HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
