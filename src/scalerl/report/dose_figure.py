@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.report import words
 from scalerl.report.theme import MARKERS, Theme, ThemeName, drawing, save
@@ -100,7 +100,7 @@ def _verdicts(ax: Axes, lines: Sequence[LineResult], t: Theme) -> None:
         low, middle, high = line.falls_at
         y = 0.02 + 0.022 * foot
         foot += 1
-        how = {"transform": ax.get_xaxis_transform(), "color": t.colour(i)}
+        how: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": t.colour(i)}
         ax.plot([low, min(high, 1.0)], [y, y], lw=3, alpha=0.5, solid_capstyle="butt", **how)
         ax.plot([middle], [y], marker="|", ms=7, mew=2, ls="", **how)
 

@@ -75,7 +75,8 @@ def level_draws(cell: CellScores, spread: float, seed: tuple[int, ...]) -> Array
     middle: float | Array = float(np.mean(cell.levels))
     if cell.fitted is not None:
         middle = np.resize(cell.fitted, DRAWS)
-    return np.clip(middle + own / np.sqrt(n) * rng.standard_normal(DRAWS), 0.0, 1.0)
+    draws = middle + own / np.sqrt(n) * rng.standard_normal(DRAWS)
+    return np.asarray(np.clip(draws, 0.0, 1.0))
 
 
 def unstable_interval(unstable: int, runs: int) -> Interval:
@@ -84,7 +85,7 @@ def unstable_interval(unstable: int, runs: int) -> Interval:
         return (0.0, 0.5, 1.0)
     from scipy.stats import beta
 
-    low, middle, high = beta.ppf(TAILS, unstable + 0.5, runs - unstable + 0.5)
+    low, middle, high = (beta.ppf(tail, unstable + 0.5, runs - unstable + 0.5) for tail in TAILS)
     # As is usual: an end at which nothing else was seen is closed.
     return (0.0 if unstable == 0 else float(low), float(middle),
             1.0 if unstable == runs else float(high))  # fmt: skip
@@ -129,7 +130,7 @@ def dose_at(place: float, doses: Sequence[float]) -> float:
     low, high = float(values[i]), float(values[i + 1])
     if min(low, high) <= 0:
         return low + share * (high - low)
-    return low * (high / low) ** share
+    return float(low * (high / low) ** share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ class LineDraws:
             smooth = falling(beside, weights)
             share = np.random.default_rng((67, self.seed)).random(DRAWS)
             found = first_crossing(smooth[:, :1] - smooth, self.places[seen], MARGIN, share)
-        return np.minimum(found, self.half_unstable)
+        return np.asarray(np.minimum(found, self.half_unstable))
 
 
 def half_way(counts: Sequence[tuple[int, int]], places: Array, seed: int) -> Array:

@@ -282,10 +282,10 @@ def _whole(finding: MemberFinding) -> bool:
 def force_results(force: ForceDefinition, findings: Sequence[MemberFinding]) -> ForceResults:
     """The results of a force by the findings of its study, of the cells that it has."""
     groups: dict[str, list[MemberFinding]] = {}
-    for each in findings:
-        groups.setdefault(each.member.variant, [])
-        if _whole(each):
-            groups[each.member.variant].append(each)
+    for finding in findings:
+        groups.setdefault(finding.member.variant, [])
+        if _whole(finding):
+            groups[finding.member.variant].append(finding)
     runs: dict[str, list[_Runs]] = {}
     for cell in force.cells():
         if cell.name in groups:
@@ -356,7 +356,9 @@ class _LineNumbers:
 
 def _line(force: ForceDefinition, name: str, numbers: _LineNumbers) -> LineResult:
     cells = tuple(_cell(numbers, i) for i in range(len(numbers.runs)))
-    verdict, best, words = None, (), "not all of its runs are done"
+    verdict: DoseVerdict | None = None
+    best: tuple[BestDose, ...] = ()
+    words = "not all of its runs are done"
     if numbers.complete:
         if force.asked == "falls" and numbers.doses[0] != numbers.end.axis[0]:
             words = "the first dose, from which falls are counted, was not tried"
