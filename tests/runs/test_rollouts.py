@@ -45,6 +45,9 @@ def test_verl_has_a_file_for_each_step():
 
 def test_files_of_later_steps_are_taken_in(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.runs.rollout_episodes.LOOK_SECONDS", 0.0)
+    # Two folders further down: the name of this test's own folder begins as that of a validation.
+    tmp_path = tmp_path / "run" / "rollouts"
+    tmp_path.mkdir(parents=True)
     for step in (1, 3):
         (tmp_path / f"{step}.jsonl").write_text((FIXTURES / "verl" / "1.jsonl").read_text())
     log = opened(tmp_path)

@@ -38,6 +38,10 @@ FACTS = {
 
 _PROBLEMS = array({"type": "string"}, "why something could not be read; left out where nothing")
 _COUNTS = {"type": "integer"}
+_LENGTH_UNIT = text(
+    "what lengths count: characters where the tokens are not recorded",
+    enum=["tokens", "characters"],
+)
 
 
 def _numbers(meaning: str, unit: str = "") -> Schema:
@@ -79,6 +83,7 @@ PAGE = fields_of("A page of a list of episodes.", {
     "complete": flag("whether all were looked at: a search in texts goes on at the next request"),
     "searched": integer("episodes whose text was searched"),
     "to_search": integer("episodes whose text is to be searched"),
+    "length_unit": _LENGTH_UNIT,
     "episodes": array(ref("EpisodeFacts"), "the episodes"),
     "next": text("the value of `after` for the next page; null at the end", null=True),
     "problems": _PROBLEMS,
@@ -94,8 +99,10 @@ HISTOGRAMS = fields_of("How rewards and lengths are spread.", {
     "total": integer("recorded episodes of the run"),
     "matched": integer("those that meet the filter"),
     "complete": flag("whether all were looked at"),
+    "length_unit": _LENGTH_UNIT,
     "reward": ref("Histogram"),
     "length": ref("Histogram"),
+    "step": ref("Histogram"),
     "by": fields_of("episodes that meet the filter, by kind: value → number", {
         "finish": mapping(_COUNTS, "by finish"),
         "task": mapping(_COUNTS, "by task"),
