@@ -27,8 +27,11 @@ TOP_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 COMMENT = re.compile(r"<!-- (?:begin|end) \S+ -->")
 #: Suffixes of linked files that are copied as they are; others become pages.
-COPIED = (".md", ".png", ".svg", ".html")
-LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yaml": "yaml", ".cff": "yaml"}
+COPIED = (".md", ".png", ".svg", ".json")
+LANGUAGES = {
+    ".py": "python", ".toml": "toml", ".sh": "bash", ".yaml": "yaml", ".cff": "yaml",
+    ".html": "html",
+}  # fmt: skip
 INTRODUCTION = """# scalerl
 
 > RL post-training of language models by the ScaleRL recipe, and forecasts of RL runs: fit a \
@@ -94,6 +97,8 @@ def stage(folder: Path) -> None:
         for path in linked_files(page, text):
             if path.suffix not in COPIED:
                 _write(folder / f"{path}.md", source_page(path))
+            elif path.suffix == ".json":
+                _write(folder / path, (ROOT / path).read_text(encoding="utf-8"))
     shutil.copytree(ROOT / "docs" / "images", folder / "docs" / "images")
     shutil.copy(ROOT / "docs" / "site.css", folder / "docs")
 
