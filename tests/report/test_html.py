@@ -195,7 +195,7 @@ def test_sixty_runs_make_a_small_page_quickly(
     page, _ = page_of(paths)
     data = json.loads(page.scripts[0])
     assert len(data["runs"]) == 60
-    assert all(len(r["x"]) <= 64 for r in data["runs"])
+    assert all(len(r["x"]) <= 128 for r in data["runs"])
     assert sum(p.name.startswith("fit-") for p in paths) == 4
 
 

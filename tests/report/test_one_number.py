@@ -67,18 +67,6 @@ def test_a_forecast_near_the_last_evaluation_is_made_there():
     assert default_compute(fit(run)) == 200_000.0
 
 
-def test_a_forecast_without_falls_is_quoted_only_where_it_differs():
-    ahead = forecast(known())
-    assert abs(ahead.if_healthy.median[0] - ahead.at.median[0]) < 0.01
-    (said,) = words.if_healthy(ahead)
-    assert "has probability" in said and "stays healthy" not in said
-    risky = ahead.fit.predictive
-    soon = replace(risky.scenarios, onset=0.05 * risky.scenarios.onset)
-    falls = replace(ahead.fit, predictive=replace(risky, scenarios=soon))
-    (said,) = words.if_healthy(forecast(falls, at=[4 * falls.end]))
-    assert "stays healthy: 0.6" in said
-
-
 def test_the_line_is_the_same_on_every_page():
     f = known()
     x, median, band = quick_curve(f, to=200_000.0, at=[150_000.0])

@@ -16,6 +16,7 @@ from scalerl.curves.identified import NO_GAIN
 from scalerl.curves.noise import BinnedCurve, bin_curve
 from scalerl.curves.posterior import DRAWS
 from scalerl.curves.prediction import (
+    MAX_KNOTS,
     Prediction,
     Predictive,
     SigmoidPredictive,
@@ -40,6 +41,12 @@ R0Choice = float | Literal["first", "fit"] | None
 OPEN_MID = 12.0
 #: A fit of fewer points than this carries a warning.
 FEW_POINTS = 10
+
+
+#: Parts of the points in which the curve through them is evaluated for its RMSE.
+RMSE_PARTS = 8
+#: Most points at which it is evaluated; between them it is interpolated.
+RMSE_POINTS = RMSE_PARTS * MAX_KNOTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +125,13 @@ class Fit:
         `predict`."""
         points = self.points
         shown = points.compute > 0
-        gap = self.predict(points.compute[shown]).median - points.score[shown]
+        compute, score = points.compute[shown], points.score[shown]
+        # `predict` samples at MAX_KNOTS amounts of a longer list, and interpolates: in parts of
+        # that size the median is exact at each point, as in the pictures.
+        parts = np.array_split(compute[:: -(-len(compute) // RMSE_POINTS)], RMSE_PARTS)
+        known = [(part, self.predict(part).median) for part in parts if len(part)]
+        x, median = (np.concatenate(each) for each in zip(*known, strict=True))
+        gap = np.interp(np.log(compute), np.log(x), median) - score
         return float(np.sqrt(np.mean(gap**2)))
 
     def quantiles(self, name: str, levels: npt.ArrayLike) -> Array:

@@ -47,8 +47,6 @@ PRINTS_AS_ONE = 0.9995
 #: What is said in place of a number about a run in decline: the law describes healthy runs, and
 #: what a collapsed run may recover is not a gain that further compute buys.
 NO_NUMBER = ("none", "run in decline")
-#: A forecast without falls is quoted where it differs by this much in pass rate.
-FALL_MATTERS = 0.01
 #: Why nothing is said about two ceilings that end at 1.
 BOTH_OPEN = "neither ceiling is identified, and both may be perfect"
 
@@ -353,9 +351,6 @@ def if_healthy(forecast: Forecast) -> list[str]:
         f"A fall before {compute(float(forecast.at.compute[last]))} {unit} has probability "
         f"{falls:.2f} and is included"
     )
-    # A second number that differs in the third digit reads as a second forecast of the same.
-    if abs(healthy.median[last] - forecast.at.median[last]) < FALL_MATTERS:
-        return [f"{said}."]
     return [
         f"{said}; if the run stays healthy: {score(healthy.median[last])} "
         f"({percent(forecast.fit.level)}: {to(healthy.interval()[last])})."
