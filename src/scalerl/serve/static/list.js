@@ -248,7 +248,7 @@ export function listView(main) {
   });
   const clock = setInterval(() => { for (const run of runs.values()) rows.get(run.id)?.update(run); }, 10000);
   first();
-  if (runs.size) over.show();
+  if (runs.size || state.with.size) over.show();
   return { close() { stop(); clearInterval(clock); clearTimeout(timer); clearTimeout(due); clearTimeout(recipeTimer); over.close(); }, find() { search.focus(); } };
 }
 
