@@ -17,6 +17,8 @@ from scalerl.cli import main
 
 #: Largest sum of layout shifts of a page while it loads: web.dev calls up to 0.1 good.
 MOST_SHIFT = 0.1
+#: Points before a fall that may share a bin of the fit with it.
+BESIDE_THE_FALL = 2
 SHIFTS = """
 window.shifted = 0;
 new PerformanceObserver((list) => {
@@ -117,7 +119,9 @@ def test_the_line_stays_at_points_that_stay(open_page, address, ids):
     curve = page.evaluate("window.runChart.runs[0].curve")
     xs, ys = curve["used"]
     high = [x for x, y in zip(xs, ys, strict=True) if y > 0.84]
-    level = [m for x, m in zip(curve["x"], curve["median"], strict=True) if high[0] < x <= high[-1]]
+    # The fit bins its points: beside the fall, in one bin with it, the line is between both levels.
+    end = high[-BESIDE_THE_FALL]
+    level = [m for x, m in zip(curve["x"], curve["median"], strict=True) if high[0] < x <= end]
     assert min(level) > 0.8
 
 
