@@ -59,7 +59,8 @@ def _add(
             raise ValueError(f"{name} imports {sorted(missing)} of {match[2]}, which has them not")
     exports[name] = EXPORT.findall(text)
     text = EXPORT.sub("", IMPORT.sub(_as_constants, text))
-    left = re.search(r"^(?:import|export)\b[^\n(]*", text, re.MULTILINE)
+    # `import(` is a call, which is replaced once all modules are joined.
+    left = re.search(r"^(?:import\b(?!\()|export\b)[^\n(]*", text, re.MULTILINE)
     if left:
         raise ValueError(f"{name}: {left[0]!r} is written in a way that is not read here")
     parts.append(
