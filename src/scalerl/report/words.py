@@ -138,7 +138,7 @@ def _below_one(value: float) -> str:
     """A score near 1, rounded down, with as many digits as tell it from 1.
 
     >>> _below_one(0.99962), _below_one(0.999997), _below_one(1.0)
-    ('0.9996', '0.99999', '0.999999')
+    ('0.9996', '0.9999', '0.999999')
     """
     for digits in (4, 5):
         shown = math.floor(value * 10**digits) / 10**digits
