@@ -161,7 +161,7 @@ def _fit(path: Path, counts: bool) -> Fit | None:
 
 
 def _check_batch(recipe: Recipe, changes: dict[str, dict[str, Any]], notes: list[str]) -> None:
-    """Arms that differ in what the planner knows nothing about still count by their curves."""
+    """Add notes on differences between arms that the plan does not model."""
     known = {"schedule.name", "schedule.k", "batch.prompts", "batch.generations"}
     other = sorted({key for each in changes.values() for key in each} - known)
     if other:

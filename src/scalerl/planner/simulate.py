@@ -144,10 +144,10 @@ def _mean(parts: Sequence[Simulation]) -> Simulation:
     """The mean of simulations of the parts of a run; they have equally many steps."""
     names = [f for f in Simulation.__dataclass_fields__ if f not in ("histogram", "ends")]
     mean = {name: float(np.mean([getattr(p, name) for p in parts])) for name in names}
-    histogram: Counter[int] = Counter()
+    histogram: dict[int, float] = {}
     for part in parts:
         for age, share in part.histogram.items():
-            histogram[age] += share / len(parts)  # type: ignore[assignment]
+            histogram[age] = histogram.get(age, 0.0) + share / len(parts)
     # Waits are shares of time: longer steps count more.
     weights = [p.step_seconds for p in parts]
     for name in ("trainer_wait", "generator_wait"):

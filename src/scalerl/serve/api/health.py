@@ -131,7 +131,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def _staleness(steps: Sequence[StepLine]) -> dict[str, Any]:
     tokens: Counter[int] = Counter()
-    weighted: Counter[int] = Counter()
+    weighted: dict[int, float] = {}
     with_kl: Counter[int] = Counter()
     for step in steps:
         # Records of earlier versions have no KL of each lag.
@@ -140,7 +140,7 @@ def _staleness(steps: Sequence[StepLine]) -> dict[str, Any]:
             tokens[lag] += count
             if (found := kl.get(lag)) is not None and found == found:
                 with_kl[lag] += count
-                weighted[lag] += found * count  # type: ignore[assignment]
+                weighted[lag] = weighted.get(lag, 0.0) + found * count
     total = sum(tokens.values())
     return {
         "mean": mean(s.staleness.mean for s in steps),
