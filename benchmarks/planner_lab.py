@@ -8,8 +8,10 @@
 The order is enforced: `second` refuses to run until the result of `first` is committed, and while
 the planner differs from that commit. So no term of the model can be chosen with the settings in
 view that test it. After `first` terms were changed (a short run is simulated whole, from its first
-step; the loop's turn is the lower quartile of the trainer's waits), and its settings were predicted
-again, from calibrations before and after it. The settings of `second` were chosen before.
+step; the loop's turn is the lower quartile of the trainer's waits; the trainer's time is fitted to
+CPU seconds where cores are shared), and its settings were predicted again. What was predicted of it
+before the last change is in planner_lab_first_blind.json. The settings of `second` were chosen
+before.
 Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do not
 help each other (idle_cores = wait): a core is a device here.
 
