@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-FORCES = ("lag", "lag-rate", "noise", "precision", "length", "group", "data", "tail")
+FORCES = ("lag", "lag-rate", "batch", "noise", "precision", "length", "group", "data", "tail")
 NOT_RUN = "*Not run yet.*"
 #: Probability from which on it is said that one cell is less often stable than another.
 SURE = 0.97
@@ -207,6 +207,8 @@ CLAIMS = (
           functools.partial(_below, line="reinforce", other="cispo")),
     Claim("A token-level ratio ends below a truncated sequence-level one at large lag",
           "Huang 2026", "lag", functools.partial(_below, line="cispo", other="sequence-tis")),
+    Claim("At large lag, larger batches bring a truncated sequence-level ratio back", "Huang 2026",
+          "batch", functools.partial(_line_falls, line="sequence-tis")),
     Claim("The largest stable learning rate falls as 1/k", "2607.01083", "lag-rate", _law_claim),
     Claim("Mismatch between sampler and trainer alone collapses training", "2605.14220", "noise",
           _any_collapse),
