@@ -36,7 +36,7 @@ SIZE = (128, 2)
 TURNS = 4
 REPLY = 16
 TURN_TOKENS = 12
-KEEP = {"filter.zero_variance": "keep", "curriculum.name": "uniform"}
+KEEP = {"filter.zero_variance": "keep", "filter.empty_steps": 0, "curriculum.name": "uniform"}
 #: Kind → setting → changes of the recipe; "seconds" are those of the tool's reply.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "width": {"k = 1": {"schedule.k": 1}, "half the prompts": {"batch.prompts": 16}},
