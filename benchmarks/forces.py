@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -136,6 +137,42 @@ def _rounded(value: Any) -> Any:
     return value
 
 
+def mechanism(study: Study) -> dict[str, dict[str, float | None]]:
+    """How the force acts in each cell: means over the steps whose counters are kept. `rare` is of
+    tokens that were drawn with a probability below 0.1, `far` of gradient from ratios beyond 2."""
+    found = {}
+    for variant in study.variants:
+        rows = [
+            json.loads(line)
+            for member in study.members
+            if member.variant == variant and (member.path / "steps.jsonl").exists()
+            for line in (member.path / "steps.jsonl").read_text().splitlines()
+        ]
+        counted = [row for row in rows if row.get("clipping")]
+        tokens = sum(sum(row["clipping"]["tokens"]) for row in counted)
+        rare = sum(row["clipping"]["tokens"][0] for row in counted)
+        cut = [
+            [n * share for n, share in zip(c["tokens"], c["truncated"], strict=True)]
+            for c in (row["clipping"] for row in counted)
+        ]
+        found[variant] = {
+            "truncated": sum(map(sum, cut)) / tokens if tokens else None,
+            "rare_truncated": sum(bins[0] for bins in cut) / rare if rare else None,
+            "rare_of_truncated": (
+                sum(bins[0] for bins in cut) / sum(map(sum, cut)) if sum(map(sum, cut)) else None
+            ),
+            "ess": _mean(row.get("ess") for row in rows),
+            "kl": _mean((row.get("logprob_gap") or {}).get("kl") for row in rows),
+            "far_gradient": _mean(row.get("far_gradient") for row in rows),
+        }
+    return found
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    return math.fsum(known) / len(known) if known else None
+
+
 def judge(name: str) -> None:
     """Verdicts and picture from the records that are kept."""
     study = Study(RECORDS / name)
@@ -147,6 +184,7 @@ def judge(name: str) -> None:
         "runs": sum(cell.runs for line in found.lines for cell in line.cells),
         "of": len(study.members),
         "recipe": list(study.definition.recipe),
+        "mechanism": _rounded(mechanism(study)),
         "unstable": {name: str(why) for name, why in study.force_unstable().items()},
     }
     (RECORDS / name / "verdict.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 FORCES = ("lag", "lag-rate", "batch", "noise", "precision", "length", "group", "data", "tail")
+#: Forces whose pages show how they act on ratios.
+ACTING = ("lag", "noise")
 NOT_RUN = "*Not run yet.*"
 #: Probability from which on it is said that one cell is less often stable than another.
 SURE = 0.97
@@ -57,6 +59,36 @@ def force_table(name: str) -> str:
         + versus
         + "\n".join(f"- {text}." for text in more)
     )
+
+
+def mechanism_table(name: str) -> str:
+    """How a force acts: what a loss caps or clips, and how far sampler and trainer are apart."""
+    r = found(name)
+    if r is None:
+        return NOT_RUN
+    rows = []
+    for line in r["lines"]:
+        for cell in line["cells"]:
+            m = r["mechanism"][cell["variant"]]
+            rows.append(
+                [
+                    f"`{cell['variant']}`", _share(m["truncated"]), _share(m["rare_truncated"]),
+                    _share(m["rare_of_truncated"]), _share(m["ess"]),
+                    "" if m["kl"] is None else f"{m['kl']:.4f}", _share(m["far_gradient"]),
+                ]
+            )  # fmt: skip
+    head = [
+        "cell", "tokens capped or clipped", "of those drawn with p < .1",
+        "share of them with p < .1", "effective sample size", "KL",
+        "gradient from ratios beyond 2",
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
 
 
 def _cell(cell: Result) -> str:
@@ -279,6 +311,7 @@ def alarms() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f"force-{name}": functools.partial(force_table, name) for name in FORCES},
+    **{f"mechanism-{name}": functools.partial(mechanism_table, name) for name in ACTING},
     "force-claims": claims,
     "force-truth": truth,
     "force-alarms": alarms,

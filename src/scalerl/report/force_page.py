@@ -73,23 +73,29 @@ def force_files(
         content = {f"doses.{kind}": render(figure, kind) for kind in KINDS}
     numbers = {"title": heading, "command": command, "force": found.to_dict()}
     content["report.json"] = to_json_bytes(numbers, indent=1)
-    about = f"Level, C_mid and share of unstable runs against {found.force.dose_key}"
-    caption = (
-        "Marks are medians, bars 90 % intervals. A bar at the foot of the upper axes covers the "
-        "doses at which a line of its colour falls."
-    )
-    drawn = Figure(svg_element(content["doses.svg"], "doses", about), caption, about, "doses.png")
+    verdicts, doses = force_parts(found, content["doses.svg"])
     blocks: list[Block] = [
         Paragraph(found.force.question, "lead"),
         *_claim(found),
-        PageSection("Verdicts", _verdicts(found), "verdicts"),
-        PageSection("Doses", [drawn, _table(found)], "doses"),
+        PageSection("Verdicts", verdicts, "verdicts"),
+        PageSection("Doses", doses, "doses"),
         *_unstable(unstable),
         PageSection("Reproduce", [Code(again)], "again"),
         PageSection("How to read this", [Paragraph(HOW_TO_READ)], "read"),
         *page.command(command),
     ]
     return page_files(heading, blocks, payload.chart([], 0.9), content)
+
+
+def force_parts(found: ForceResults, svg: bytes) -> tuple[list[Block], list[Block]]:
+    """The verdicts, and the picture with the table of all cells; `svg` is that of `plot_force`."""
+    about = f"Level, C_mid and share of unstable runs against {found.force.dose_key}"
+    caption = (
+        "Marks are medians, bars 90 % intervals. A bar at the foot of the upper axes covers the "
+        "doses at which a line of its colour falls."
+    )
+    drawn = Figure(svg_element(svg, "doses", about), caption, about, "doses.png")
+    return _verdicts(found), [drawn, _table(found)]
 
 
 def _claim(found: ForceResults) -> list[Block]:

@@ -13,11 +13,13 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.report import words
 from scalerl.report.blocks import Block, to_html
+from scalerl.report.dose_figure import plot_force
+from scalerl.report.force_page import force_parts
 from scalerl.report.knob_map import plot_knob_map
 from scalerl.report.study_curves import small_multiples, variant_curves
 from scalerl.report.study_page import knob_map_part, study_answer, variants_table
 from scalerl.report.study_report_data import StudyReportData, collect
-from scalerl.report.theme import drawing, render
+from scalerl.report.theme import drawing, freeze_layout, render
 from scalerl.runs.live_run import file_stamp
 from scalerl.serve.catalogue import Catalogue
 from scalerl.serve.discovery import STUDY, Place, Roots
@@ -184,6 +186,7 @@ class Studies:
                 "answer": fragment(to_html(study_answer(shown))),
                 "table": fragment(to_html(variants_table(shown))),
                 "knob_map": fragment(to_html(knob_map_part(shown, svg))),
+                "force": fragment(to_html(_force(study))),
             },
         }
 
@@ -193,6 +196,17 @@ def _curves(study: Study, results: StudyResults) -> list[Block]:
     by_name = {row.variant: row for row in results.rows}
     drawn = variant_curves([study.finding(member) for member in study.members], by_name)
     return small_multiples(drawn, study.reference, {n: r.words for n, r in by_name.items()})
+
+
+def _force(study: Study) -> list[Block]:
+    """The verdicts and the picture of a study of a force; nothing for other studies."""
+    if study.force is None:
+        return []
+    found = study.force_results()
+    with DRAWING, drawing("light"):
+        svg = render(freeze_layout(plot_force(found)), "svg", transparent=True)
+    verdicts, doses = force_parts(found, svg)
+    return [*verdicts, *doses]
 
 
 def _without_paths(value: Any, roots: Roots) -> Any:

@@ -41,10 +41,12 @@ export function studyView(main, id) {
   const title = el("h1", {}, "…"), sub = el("p", { class: "sub", role: "status" }, "Working it out…");
   const answer = el("section", { "aria-label": "Answer" }), race = el("div");
   const curves = el("div", { id: "curves" });
+  // Only a study of a force has doses.
+  const doses = el("div", { id: "force" }), force = el("section", { "aria-labelledby": "f", hidden: true }, el("h2", { id: "f" }, "Doses"), doses);
   const table = el("div", { id: "variants" }), map = el("div", { id: "knobs" }), members = el("div", { class: "members" });
   // Shown when it is filled, so that its headings do not move.
   const below = el("div", { hidden: true },
-    answer,
+    answer, force,
     el("section", { "aria-labelledby": "c" }, el("h2", { id: "c" }, "Curves"), curves), race,
     el("section", { "aria-labelledby": "t" }, el("h2", { id: "t" }, "Variants"), table),
     el("section", { "aria-labelledby": "m" }, el("h2", { id: "m" }, "Knob map"), map),
@@ -68,6 +70,8 @@ export function studyView(main, id) {
       for (const m of s.members) counts[m.status] = (counts[m.status] || 0) + 1;
       setText(sub, `${s.where} · reference ${s.reference} · ${Object.entries(counts).map(([word, n]) => `${n} ${word}`).join(", ")}`);
       if (before !== s.html.answer) { before = s.html.answer; adopt(answer, s.html.answer); }
+      force.hidden = !s.html.force;
+      put(doses, s.html.force);
       put(curves, s.html.curves);
       put(table, s.html.table);
       put(map, s.html.knob_map);
