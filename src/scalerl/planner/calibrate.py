@@ -308,12 +308,21 @@ def _lengths(recipe: Recipe, lines: list[StepLine], notes: list[str]) -> AnswerL
     if not spreads:
         notes.append("the record has no spread of lengths: 0.6 is assumed, 0.7 of it by prompt")
     kept = sum(line.filtered.effective_rollouts for line in lines)
+    trained = kept / max(
+        sum(line.filtered.effective_prompts for line in lines) * recipe.batch.generations, 1
+    )
     context = sum(line.context_tokens / max(line.filtered.prompts, 1) for line in lines)
     context /= max(len(lines), 1)
     tokens = sum(line.forward_tokens for line in lines)
     # Prompts of kept groups went through the trainer too, each once.
     per_rollout = (tokens - context * kept / recipe.batch.generations) / max(kept, 1)
     limit = recipe.length.longest
+    # Those that are left out were cut off at the limit: the others are shorter than the mean.
+    others = mean
+    if trained < 1:
+        cut = sum(line.filtered.truncated for line in lines)
+        cut /= max(sum(line.filtered.rollouts for line in lines), 1)
+        others = max((mean - cut * limit) / max(1 - cut, 1e-6), 1.0)
     return AnswerLengths(
         min(mean, 0.98 * limit),
         float(np.mean(spreads)) if spreads else 0.6,
@@ -321,7 +330,8 @@ def _lengths(recipe: Recipe, lines: list[StepLine], notes: list[str]) -> AnswerL
         limit,
         # The lengths are those after interruption: nothing more is cut.
         None,
-        kept_ratio=float(np.clip(per_rollout / mean, 0.3, 3.0)),
+        kept_ratio=float(np.clip(per_rollout / others, 0.3, 3.0)),
+        trained=min(trained, 1.0),
     )
 
 

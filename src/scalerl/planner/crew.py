@@ -212,6 +212,9 @@ class PlannedTrainer(PlannedWorker):
                 for version, entries in runs:
                     histogram[self.version - version] += entries
                 lengths.append(len(episode))
+        # The longest were cut off at their limit, and are left out.
+        lengths.sort()
+        del lengths[round(self.crew.world.lengths.trained * len(lengths)) :]
         unit, world = self.crew.unit, self.crew.world
         # The rollouts of a group share their prompt in a packed batch.
         prompt = world.prompt_tokens / self.crew.setup.recipe.batch.generations

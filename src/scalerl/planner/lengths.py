@@ -41,6 +41,8 @@ class AnswerLengths:
     budgets: tuple[int, int] | None = None
     #: Mean length of groups that are trained on, over the mean of all.
     kept_ratio: float = 1.0
+    #: Share of the rollouts of such a group that are trained on: those that were cut off are not.
+    trained: float = 1.0
     #: Growth of the mean per optimiser step, as a share of the mean at the first step.
     growth: float = 0.0
 
