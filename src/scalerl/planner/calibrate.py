@@ -320,8 +320,8 @@ def _lengths(recipe: Recipe, lines: list[StepLine], notes: list[str]) -> AnswerL
     # Those that are left out were cut off at the limit: the others are shorter than the mean.
     others = mean
     if trained < 1:
-        cut = sum(line.filtered.truncated for line in lines)
-        cut /= max(sum(line.filtered.rollouts for line in lines), 1)
+        rollouts = sum(line.filtered.rollouts for line in lines)
+        cut = sum(line.filtered.truncated for line in lines) / max(rollouts, 1)
         others = max((mean - cut * limit) / max(1 - cut, 1e-6), 1.0)
     return AnswerLengths(
         min(mean, 0.98 * limit),
