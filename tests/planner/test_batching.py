@@ -100,7 +100,7 @@ def test_a_full_cache_pushes_rows_out_and_loses_no_token():
 
 def test_rows_wait_for_their_environment_and_the_others_go_on():
     batching = SimulatedBatching(GeneratorRates(0.1, 0.0, 0.0, 0.0, 0.0))
-    slow = SimulatedRow("g", 0, [10, 10], 0, True, reply=5, waits=7.0)
+    slow = SimulatedRow("g", 0, [10, 10], 0, True, reply=5, waits=[7.0])
     batching.submit([slow, row(1, 60, prompt=0)], "train", 0.0)
     found = dict(run(batching))
     # 1 s of a turn, 7 s outside, 1 s of the next turn; the other one is written meanwhile.

@@ -78,14 +78,15 @@ class Learner:
 
     def train(self, taken: Sequence[PendingGroup]) -> None:
         """Give a batch to the trainer."""
-        self.batch = tuple(p.group for p in taken if p.group is not None)
-        self.check_summary = CheckSummary.merged(taken)
-        self.stage_seconds = mean_stage_seconds(taken, self.clock.now())
-        self.recorder.listener.batch(self.batch)
-        step = self.state.version + 1
-        ready = [p for p in taken if p.group is not None]
-        chosen = self.recorder.choose(step, ready)
-        self.send(m.TrainStep(self.batch, self._publishes(step), chosen))
+        with self.ledger.between_steps():
+            self.batch = tuple(p.group for p in taken if p.group is not None)
+            self.check_summary = CheckSummary.merged(taken)
+            self.stage_seconds = mean_stage_seconds(taken, self.clock.now())
+            self.recorder.listener.batch(self.batch)
+            step = self.state.version + 1
+            ready = [p for p in taken if p.group is not None]
+            chosen = self.recorder.choose(step, ready)
+            self.send(m.TrainStep(self.batch, self._publishes(step), chosen))
         # While the trainer works, so that no step waits for it.
         self.recorder.sample(step, ready, chosen)
 
@@ -93,6 +94,10 @@ class Learner:
         return self.publishes_at_once and self.setup.schedule.publishes(version)
 
     def on_step_done(self, worker: Handle, message: m.StepDone) -> None:
+        with self.ledger.between_steps():
+            self._record_step(message)
+
+    def _record_step(self, message: m.StepDone) -> None:
         batch, self.batch, self.busy_since = self.batch, (), None
         report, ledger = message.report, self.ledger
         self._refusals = 0

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -72,10 +73,10 @@ class Ledger:
     judge_written_tokens: int = 0
     #: Sums over the decode steps of all generators, of training turns.
     decoded: list[float] = field(default_factory=no_decode_steps)
-    #: CPU seconds of generators ("generate"), of the trainer's first rank ("train") and of the
-    #: process that runs the loop ("loop").
+    #: CPU seconds of generators ("generate"), of the trainer's first rank ("train"), of the process
+    #: that runs the loop ("loop"), and of that between two steps ("turn").
     cpu_seconds: dict[str, float] = field(
-        default_factory=lambda: {"generate": 0.0, "train": 0.0, "loop": 0.0}
+        default_factory=lambda: {"generate": 0.0, "train": 0.0, "loop": 0.0, "turn": 0.0}
     )
     device_seconds: float = 0.0
     validation_seconds: float = 0.0
@@ -141,6 +142,15 @@ class Ledger:
         self.trainer_seconds += seconds * self.trainers
         self._add_device_time(self._kinds.get(TRAINER, UNKNOWN), seconds * self.trainers)
         self.check_wait += seconds * self.trainers * self._checks_awaited
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """Count the CPU seconds of what the loop does between two steps: the trainer waits."""
+        began = time.process_time()
+        yield
+        # A checkpoint of an earlier version has no such count.
+        before = self.cpu_seconds.get("turn", 0.0)
+        self.cpu_seconds["turn"] = before + time.process_time() - began
 
     def validating(self, on: bool) -> None:
         """Count the time from here on as validation, or as training again."""

@@ -40,9 +40,10 @@ class SimulatedRow:
     prompt: int
     #: Whether the answer will be right.
     right: bool
-    #: Tokens that an environment replies with after each turn, and the seconds that it takes.
+    #: Tokens that an environment replies with after each turn.
     reply: int = 0
-    waits: float = 0.0
+    #: Seconds that its replies take, one for each turn but the last.
+    waits: list[float] = field(default_factory=list)
     #: Tokens that it has in the cache while it runs, beyond those of the shared prompt.
     cached: int = 0
     #: Steps of the lane at which each stretch of its tokens was begun, and their number.
@@ -269,7 +270,7 @@ class SimulatedBatching:
             if row.turns:
                 self._order += 1
                 lane.parked += row.cached
-                heapq.heappush(lane.outside, (self.at + row.waits, self._order, row))
+                heapq.heappush(lane.outside, (self.at + row.waits.pop(), self._order, row))
             else:
                 self.done.append((row, lane.runs(row)))
         if not lane.running:

@@ -60,6 +60,8 @@ PARTS = 4
 #: Quantile of the trainer's waits that is taken for those in which a batch was ready. At the median
 #: the rest of the first lab runs was predicted with staleness 0.6 too high.
 SHORT_WAITS = 0.25
+#: Most of these waits, over the CPU seconds of the loop between two steps: messages take time, too.
+TURN_SHARE = 2.0
 #: ... and where the record has no decode steps: predictions of other batches were 24 % off.
 WITHOUT_DECODE = 1.25
 
@@ -222,14 +224,18 @@ def _loop(lines: list[StepLine], skip: int, recipe: Recipe) -> LoopRates:
     batch was ready; and its other CPU seconds."""
     n = len(lines) - skip
     waits = np.diff([line.ledger.spent.train_wait for line in lines[skip - 1 :]])
-    used = [lines[i].ledger.cpu_seconds.get("loop", 0.0) for i in (skip - 1, -1)]
-    if not used[1]:
+    first, last = lines[skip - 1].ledger.cpu_seconds, lines[-1].ledger.cpu_seconds
+    if not last.get("loop"):
         return LoopRates()
+    used = (last["loop"] - first["loop"]) / n
     turn = float(np.quantile(waits, SHORT_WAITS)) / recipe.placement.trainers
     # Where generators are slow, the trainer always waits for them, not for the loop.
-    turn = min(turn, (used[1] - used[0]) / n)
+    most = used
+    if "turn" in last:
+        most = min(used, TURN_SHARE * (last["turn"] - first.get("turn", 0.0)) / n)
+    turn = min(turn, most)
     batch = recipe.batch
-    return LoopRates(turn, (used[1] - used[0]) / n - turn, batch.prompts, batch.completions)
+    return LoopRates(turn, used - turn, batch.prompts, batch.completions)
 
 
 def _busy(lines: list[StepLine]) -> list[str]:

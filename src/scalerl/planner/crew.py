@@ -369,13 +369,12 @@ class PlannedCrew:
         world, n, now = self.world, len(request.seeds), self.world.part_at(self.trainer.version)
         if request.id == logprob_check.REQUEST_ID:
             return [SimulatedRow(request.id, row, [1], 0, False) for row in request.seeds]
-        lengths = now.lengths.draw(self.rng, 1, n, self.trainer.version)[0]
         right = self.rng.random(n) < now.pass_rates.draw(self.rng, 1)[0]
         mixed = 0 < int(right.sum()) < n
         # Groups with variance are shorter or longer than the mean by this factor.
         ratio = _length_ratios(now, self.setup.recipe.batch.generations)[mixed]
-        if ratio != 1.0:
-            lengths = np.clip(np.rint(lengths * ratio), 1, now.lengths.limit).astype(np.int64)
+        lengths, cut = now.lengths.draw_scaled(self.rng, n, ratio, self.trainer.version)
+        right &= ~cut
         environment = world.environment
         rows = []
         for i, row in enumerate(request.seeds):
@@ -384,7 +383,8 @@ class PlannedCrew:
             prompt = world.prompt_tokens if i == 0 else 0
             one = SimulatedRow(request.id, row, turns, prompt, bool(right[i]))
             if len(turns) > 1:
-                one.reply, one.waits = environment.tokens, self._wait()
+                one.reply = environment.tokens
+                one.waits = [self._wait() for _ in turns[1:]]
             rows.append(one)
         return rows
 

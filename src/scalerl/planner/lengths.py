@@ -45,6 +45,8 @@ class AnswerLengths:
     trained: float = 1.0
     #: Growth of the mean per optimiser step, as a share of the mean at the first step.
     growth: float = 0.0
+    #: Most tokens of an answer where pass rates were measured, if limits were wider there.
+    measured_limit: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.limit:
@@ -66,12 +68,34 @@ class AnswerLengths:
         self, rng: np.random.Generator, prompts: int, answers: int, step: int = 0
     ) -> npt.NDArray[np.int64]:
         """Lengths of `answers` answers to each prompt, (prompts, answers)."""
+        raw = self._draw_raw(rng, prompts, answers, step)
+        return _whole(_written(raw, self._draw_budgets(rng, raw), self.limit, self.budgets))
+
+    def draw_scaled(
+        self, rng: np.random.Generator, answers: int, factor: float, step: int = 0
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Lengths of the answers to one prompt, which are longer than the mean by `factor` where
+        they were measured; and which of them the limits of now cut and those of then did not."""
+        then = self.measured_limit
+        if then is None:
+            lengths = self.draw(rng, 1, answers, step)[0]
+            if factor != 1.0:
+                lengths = np.minimum(_whole(lengths * factor), self.limit)
+            return lengths, np.zeros(answers, np.bool_)
+        measured = factor * np.minimum(self._draw_raw(rng, 1, answers, step)[0], then)
+        written = _written(measured, self._draw_budgets(rng, measured), self.limit, self.budgets)
+        return _whole(written), (written < measured) & (measured < then)
+
+    def _draw_raw(
+        self, rng: np.random.Generator, prompts: int, answers: int, step: int
+    ) -> npt.NDArray[np.float64]:
         z = np.sqrt(self.alike) * rng.standard_normal((prompts, 1))
         z = z + np.sqrt(1 - self.alike) * rng.standard_normal((prompts, answers))
-        raw = _raw(z, self._raw_mean * (1 + self.growth * step), self.spread)
-        u = rng.random(raw.shape) if self.budgets else np.zeros(raw.shape)
-        written = _written(raw, u, self.limit, self.budgets)
-        return np.maximum(np.rint(written), 1).astype(np.int64)
+        return _raw(z, self._raw_mean * (1 + self.growth * step), self.spread)
+
+    def _draw_budgets(self, rng: np.random.Generator, raw: Array) -> Array:
+        """Where in the range of budgets that of each answer is, 0 to 1."""
+        return rng.random(raw.shape) if self.budgets else np.zeros(raw.shape)
 
     def quantile(self, share: float) -> float:
         """Quantile of the lengths as they are written."""
@@ -89,7 +113,10 @@ class AnswerLengths:
         return self.mean * (1 + self.spread**2) / 2
 
     def cut(self, limit: int, budgets: tuple[int, int] | None) -> AnswerLengths:
-        """The same answers under other limits; longer limits than before change nothing."""
+        """The same answers under other limits; longer limits than before change nothing.
+
+        An answer that the new limits cut, and the old ones did not, is taken to be wrong: it ends
+        before its result. One that was cut already is as often right as it was."""
         from scalerl.planner.normal import grid
 
         if limit >= self.limit:
@@ -97,11 +124,16 @@ class AnswerLengths:
         raw = _raw(grid(GRID), self._raw_mean, self.spread)
         u = np.linspace(0, 1, 7)[:, None]
         mean = float(_written(np.minimum(raw, self.limit), u, limit, budgets).mean())
-        return replace(self, mean=mean, limit=limit, budgets=budgets)
+        then = self.measured_limit or self.limit
+        return replace(self, mean=mean, limit=limit, budgets=budgets, measured_limit=then)
 
     def scaled(self, factor: float) -> AnswerLengths:
         """The same shape with another mean; the limit stays."""
         return replace(self, mean=min(self.mean * factor, 0.98 * self.limit))
+
+
+def _whole(lengths: Array) -> npt.NDArray[np.int64]:
+    return np.maximum(np.rint(lengths), 1).astype(np.int64)
 
 
 def _raw(z: Array, mean: float, spread: float) -> Array:

@@ -142,8 +142,9 @@ class LedgerLine(Record):
     decode: DecodeWork = about("sums over decode steps", default=DecodeWork())
     cpu_seconds: dict[str, float] = about(
         "CPU seconds of the generators' processes (`generate`), of the trainer's first rank in its "
-        "steps (`train`) and of the process that runs the loop (`loop`): on a busy machine the "
-        "clock says more about other programs",
+        "steps (`train`), of the process that runs the loop (`loop`), and of that between the end "
+        "of a step and the next batch (`turn`): on a busy machine the clock says more about other "
+        "programs",
         default_factory=dict,
     )
     cores: int | None = about(
