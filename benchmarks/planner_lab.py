@@ -4,10 +4,14 @@
                                                   calibrations: the speed of a machine drifts
     python benchmarks/planner_lab.py first        predicts five settings, runs them, saves both
     python benchmarks/planner_lab.py second       the same with five others
+    python benchmarks/planner_lab.py third        the same with five more
 
-The order is enforced: `second` refuses to run until the result of `first` is committed, and while
-the planner differs from that commit. So no term of the model can be chosen with the settings in
-view that test it. After `first` terms were changed (a short run is simulated whole, from its first
+The order is enforced: a part refuses to run until the result of the part before is committed, and
+while the planner differs from that commit. So no term of the model can be chosen with the settings
+in view that test it. After `second` two terms were changed (answers that a tighter budget cuts are
+wrong; the loop's turn is bounded by its own CPU seconds), and all settings were run and predicted
+again; so `third` alone is new to the model as it is. What was predicted of `second` before is in
+planner_lab_second_blind.json. After `first` terms were changed (a short run is simulated whole, from its first
 step; the loop's turn is the lower quartile of the trainer's waits; the trainer's time is fitted to
 CPU seconds where cores are shared), and its settings were predicted again. What was predicted of it
 before the last change is in planner_lab_first_blind.json. The settings of `second` were chosen
@@ -66,7 +70,16 @@ SECOND: dict[str, dict[str, Any]] = {
     "off-policy-4": {"schedule.name": "off-policy", "schedule.k": 4},
     "all groups kept": {"filter.zero_variance": "keep"},
 }
-SETTINGS = {"first": FIRST, "second": SECOND}
+THIRD: dict[str, dict[str, Any]] = {
+    "thoughts of 28 to 36 tokens": {"length.think_tokens_min": 28, "length.think_tokens_max": 36},
+    "24 generations": {"batch.generations": 24},
+    "k = 2, two generators": {"schedule.k": 2, "placement.generators": 2},
+    "off-policy-2": {"schedule.name": "off-policy", "schedule.k": 2},
+    "20 prompts, all groups kept": {"batch.prompts": 20, "filter.zero_variance": "keep"},
+}
+SETTINGS = {"first": FIRST, "second": SECOND, "third": THIRD}
+#: The part whose result must be committed before.
+BEFORE = {"second": "first", "third": "second"}
 #: What is compared, and the largest error that is aimed at.
 BARS = {"step_seconds": 0.15, "staleness": 0.25, "generator_wait": 0.10, "trainer_wait": 0.10}
 
@@ -132,19 +145,20 @@ def compared(
     return rows
 
 
-def check_order() -> None:
-    """Refuse the second part until the first is committed, with the planner as it is now."""
-    first = RESULTS / "planner_lab_first.json"
+def check_order(part: str) -> None:
+    """Refuse a part until the one before is committed, with the planner as it is now."""
+    before = BEFORE[part]
+    first = RESULTS / f"planner_lab_{before}.json"
     if not first.is_file():
-        sys.exit("run `first`, and commit its result, before `second`")
+        sys.exit(f"run `{before}`, and commit its result, before `{part}`")
     commit = _git("log", "-1", "--format=%H", "--", str(first))
     if not commit or _git("status", "--porcelain", "--", str(first)):
-        sys.exit("the result of `first` is not committed: commit it before `second`")
+        sys.exit(f"the result of `{before}` is not committed: commit it before `{part}`")
     if _git(
         "diff", "--name-only", commit, "--", "src/scalerl/planner", "benchmarks/planner_lab.py"
     ):
         sys.exit(
-            f"the planner has changed since {commit[:8]}, which holds the result of `first`: its "
+            f"the planner has changed since {commit[:8]}, which holds the result of `{before}`: its "
             "terms must be fixed before the next five are run"
         )
 
@@ -178,8 +192,8 @@ def main() -> None:
         return
     if not kept_runs():
         sys.exit("run `calibrate` first")
-    if args.part == "second" and not args.again:
-        check_order()
+    if args.part in BEFORE and not args.again:
+        check_order(args.part)
     with ProcessPoolExecutor() as pool:
         calibration = list(pool.map(reproduced, [calibrate(path) for path in kept_runs()]))
     path = RESULTS / f"planner_lab_{args.part}.json"

@@ -26,6 +26,7 @@ from planner_lab import BARS, BASE, MAX_LOAD, STEPS, summary, train
 from record import save
 from scalerl.planner.calibrate import Calibration, calibrate, reproduced
 from scalerl.planner.simulate import simulate
+from scalerl.planner.world import EnvironmentModel
 from scalerl.recipe import Recipe
 
 #: Runs of each setting.
@@ -63,16 +64,18 @@ def recipe_of(kind: str, changes: dict[str, Any], folder: Path) -> Recipe:
     return base.replace(tool | changes)
 
 
+def slower(environment: EnvironmentModel, seconds: float) -> EnvironmentModel:
+    """The same environment with a tool that takes exactly these seconds more a reply."""
+    whole = environment.seconds + seconds
+    spread = environment.spread * environment.seconds / whole
+    return replace(environment, seconds=whole, spread=spread)
+
+
 def predicted(found: list[Calibration], recipe: Recipe, seconds: float) -> dict[str, float]:
     """The median over the calibration's repeats."""
     worlds = [c.world(recipe) for c in found]
     if seconds:
-        # The reply takes what the tool takes, on top of what a reply at once took.
-        worlds = [
-            replace(w, environment=replace(w.environment, seconds=w.environment.seconds + seconds,
-                                           spread=0.0))
-            for w in worlds
-        ]  # fmt: skip
+        worlds = [replace(w, environment=slower(w.environment, seconds)) for w in worlds]
     simulated = [simulate(recipe, world, STEPS) for world in worlds]
     return {name: float(np.median([getattr(s, name) for s in simulated])) for name in BARS}
 

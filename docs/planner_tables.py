@@ -34,7 +34,7 @@ def _lab_row(part: str, row: dict[str, Any]) -> list[str]:
 def planner_lab() -> str:
     """Predicted and measured steps of the lab runs, with the errors of each part."""
     rows, sums = [], []
-    for part in ("first", "second"):
+    for part in ("first", "second", "third"):
         path = RESULTS / f"planner_lab_{part}.json"
         if not path.is_file():
             continue
