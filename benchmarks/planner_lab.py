@@ -11,11 +11,10 @@ while the planner differs from that commit. So no term of the model can be chose
 in view that test it. After `second` two terms were changed (answers that a tighter budget cuts are
 wrong; the loop's turn is bounded by its own CPU seconds), and all settings were run and predicted
 again; so `third` alone is new to the model as it is. What was predicted of `second` before is in
-planner_lab_second_blind.json. After `first` terms were changed (a short run is simulated whole, from its first
-step; the loop's turn is the lower quartile of the trainer's waits; the trainer's time is fitted to
-CPU seconds where cores are shared), and its settings were predicted again. What was predicted of it
-before the last change is in planner_lab_first_blind.json. The settings of `second` were chosen
-before.
+planner_lab_second_blind.json. After `first` terms were changed (a short run is simulated whole,
+from its first step; the loop's turn is the lower quartile of the trainer's waits; the trainer's
+time is fitted to CPU seconds where cores are shared), and its settings were predicted again. What
+was predicted of it before the last change is in planner_lab_first_blind.json.
 Runs on an otherwise idle machine only (`--busy` overrides; times then mean nothing). Cores do not
 help each other (idle_cores = wait): a core is a device here.
 
@@ -158,8 +157,8 @@ def check_order(part: str) -> None:
         "diff", "--name-only", commit, "--", "src/scalerl/planner", "benchmarks/planner_lab.py"
     ):
         sys.exit(
-            f"the planner has changed since {commit[:8]}, which holds the result of `{before}`: its "
-            "terms must be fixed before the next five are run"
+            f"the planner has changed since {commit[:8]}, which holds the result of `{before}`: "
+            "its terms must be fixed before the next five are run"
         )
 
 
