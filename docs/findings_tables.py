@@ -11,7 +11,18 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-FORCES = ("lag", "lag-rate", "batch", "noise", "precision", "length", "group", "data", "tail")
+FORCES = (
+    "lag",
+    "lag-tuned",
+    "lag-rate",
+    "batch",
+    "noise",
+    "precision",
+    "length",
+    "group",
+    "data",
+    "tail",
+)
 #: Forces whose pages show how they act on ratios.
 ACTING = ("lag", "noise")
 NOT_RUN = "*Not run yet.*"
@@ -175,6 +186,30 @@ def _decided(at: dict[str, list[str]], key: str) -> tuple[str, str]:
     return verdict, f"{key}: {said}" if said else ""
 
 
+def _best_below(r: Result, line: str, other: str) -> tuple[str, str]:
+    """Whether the best dose of a line ends below the best dose of another, by their intervals."""
+    ends = {}
+    for each in r["lines"]:
+        stable = [c for c in each["cells"] if c["end"] is not None and not c["unstable"]]
+        if stable:
+            best = max(stable, key=lambda c: float(c["end"][1]))
+            ends[each["line"]] = (best["label"], *best["end"])
+    if line not in ends or other not in ends:
+        return "undecided", ""
+    (mine, low, middle, high), (theirs, other_low, other_middle, other_high) = (
+        ends[line], ends[other],
+    )  # fmt: skip
+    verdict = "undecided"
+    if high < other_low:
+        verdict = "holds"
+    elif low > other_high:
+        verdict = "does not hold"
+    return verdict, (
+        f"best {r['dose']}: {line} {mine}, {middle:.3f} [{low:.3f}, {high:.3f}]; "
+        f"{other} {theirs}, {other_middle:.3f} [{other_low:.3f}, {other_high:.3f}]"
+    )
+
+
 def _cells_below(r: Result, cells: str, others: str) -> tuple[str, str]:
     """The same of two doses of each line."""
     at: dict[str, list[str]] = {}
@@ -233,6 +268,8 @@ def _grows(r: Result) -> tuple[str, str]:
 CLAIMS = (
     Claim("CISPO ends above DAPO when tokens are old", "ScaleRL", "lag",
           functools.partial(_below, line="dapo", other="cispo")),
+    Claim("CISPO ends above DAPO when tokens are old, at a learning rate of their own", "ours",
+          "lag-tuned", functools.partial(_best_below, line="dapo", other="cispo")),
     Claim("CISPO ends above GRPO when tokens are old", "ScaleRL", "lag",
           functools.partial(_below, line="grpo", other="cispo")),
     Claim("Without ratios (REINFORCE) old tokens cost more than with them", "ScaleRL", "lag",
