@@ -24,10 +24,14 @@ FORCES = (
     "tail",
 )
 #: Forces whose pages show how they act on ratios.
-ACTING = ("lag", "noise")
+ACTING = ("lag", "noise", "precision")
 NOT_RUN = "*Not run yet.*"
 #: Probability from which on it is said that one cell is less often stable than another.
 SURE = 0.97
+#: A difference below this one does not matter.
+MARGIN = 0.02
+#: Of a comparison that leaves open which is higher, but not that one is below by the margin.
+NOT_BELOW = f"not below by {MARGIN:g}".replace("0.", ".")
 Result = dict[str, Any]
 
 
@@ -57,7 +61,12 @@ def force_table(name: str) -> str:
     if r["law"] is not None:
         said.append(f"- The law: {_law(r)}.")
     if r["asked"] == "differs":
-        said += [f"- {text}." for each in r["within"] if (text := _contrast(each))]
+        first = doses[0]
+        said += [
+            f"- {text}."
+            for each in r["within"]
+            if each["against"].endswith(f"@{first}") and (text := _contrast(each, undecided=True))
+        ]
     more = [text for each in r["between"] if (text := _contrast(each))]
     versus = "\n\nLines at the same dose, where it is decided:\n\n" if more else ""
     return (
@@ -113,10 +122,10 @@ def _cell(cell: Result) -> str:
     return f"{level}, {unstable}" if unstable else level
 
 
-def _contrast(each: Result) -> str:
-    """A comparison of two cells that was decided; "" of one that was not."""
+def _contrast(each: Result, *, undecided: bool = False) -> str:
+    """A comparison of two cells; "" of one that was not decided, unless asked for."""
     said = []
-    if each["difference"] is not None and each["verdict"] != "undecided":
+    if each["difference"] is not None and (undecided or each["verdict"] != "undecided"):
         low, middle, high = each["difference"]
         said.append(f"*{each['verdict']}*, {middle:+.3f} [{low:+.3f}, {high:+.3f}]")
     less = each["p_less_stable"]
@@ -157,20 +166,24 @@ def _below(r: Result, line: str, other: str) -> tuple[str, str]:
         )
         if dose != their_dose or {mine, theirs} != {line, other}:
             continue
-        verdict = _beside(each)
-        if mine == other:
-            verdict = {"below": "above", "above": "below"}.get(verdict, verdict)
+        verdict = _beside(each, turned=mine == other)
         at.setdefault(verdict, []).append(dose)
-    return _decided(at, r["dose"])
+    return _decided(at, f"{line}, by {r['dose']}")
 
 
-def _beside(each: Result) -> str:
-    """Below: a lower level, or less often stable."""
+def _beside(each: Result, *, turned: bool) -> str:
+    """Below: a lower level, or less often stable. `turned`: the comparison is the other way round
+    than the claim."""
+    words = ("above", "below") if turned else ("below", "above")
     less = each["p_less_stable"]
     if each["verdict"] in ("lower", "higher"):
-        return "below" if each["verdict"] == "lower" else "above"
+        return words[each["verdict"] == "higher"]
     if max(less, 1 - less) >= SURE:
-        return "below" if less > 0.5 else "above"
+        return words[less < 0.5]
+    if each["verdict"] == "undecided" and each["difference"] is not None:
+        low, _, high = each["difference"]
+        if (high < MARGIN) if turned else (low > -MARGIN):
+            return NOT_BELOW
     return str(each["verdict"])
 
 
@@ -181,7 +194,7 @@ def _decided(at: dict[str, list[str]], key: str) -> tuple[str, str]:
         verdict = "does not hold" if "below" not in at else "depends on the dose"
     elif "below" in at:
         verdict = "holds"
-    elif "no difference" in at and "undecided" not in at:
+    elif at and "undecided" not in at:
         verdict = "does not hold"
     return verdict, f"{key}: {said}" if said else ""
 
@@ -218,9 +231,7 @@ def _cells_below(r: Result, cells: str, others: str) -> tuple[str, str]:
         _, other = each["against"].split("@", 1)
         if {dose, other} != {cells, others}:
             continue
-        verdict = _beside(each)
-        if dose == others:
-            verdict = {"below": "above", "above": "below"}.get(verdict, verdict)
+        verdict = _beside(each, turned=dose == others)
         at.setdefault(verdict, []).append(line)
     return _decided(at, f"{cells} against {others}")
 
