@@ -106,7 +106,7 @@ def test_lists_and_episodes_are_plain_json(page, base):
         found = ask(page, f"{base}?limit=500&after={found['next']}").json()
         ids += [each["id"] for each in found["episodes"]]
     assert len(ids) == len(set(ids)) == found["total"]
-    for sort in ("reward", "-reward", "length"):
+    for sort in ("reward", "-reward", "length", "-length"):
         assert ask(page, f"{base}?limit=500&sort={sort}").status == 200
     rng = random.Random(3)
     for key in rng.sample(ids, min(len(ids), max(40, COUNT // 5))):

@@ -201,6 +201,18 @@ def fields_in(value, schema, name):
             yield from fields_in(each, schema.get("items", {}), "")
 
 
+def test_every_documented_choice_is_answered(page):
+    """What the document lists as values of a parameter, the server takes."""
+    tried = 0
+    for path, requests in asked(page).items():
+        one, query = requests[0]
+        for parameter in DOCUMENT["paths"][PREFIX + path]["get"]["parameters"]:
+            for choice in parameter["schema"].get("enum", ()):
+                assert get(page, one, **query | {parameter["name"]: choice}) is not None
+                tried += 1
+    assert tried > 10
+
+
 @pytest.mark.parametrize(
     "path, query, says",
     [
