@@ -1,8 +1,8 @@
 // The health of a run at a glance: how old its tokens are, what waits for what, which prompts still
 // teach, what is cut off, its environment, its machine and its cost. Means over the last steps.
+import { link } from "./place.js";
 import { amount, el } from "./base.js";
 import { ask, setText } from "./dom.js";
-import { link } from "./place.js";
 import { parse } from "./words.js";
 
 // Steps that the means are over.
