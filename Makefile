@@ -9,7 +9,7 @@ DEMO := out/demo
 DEMO_MINUTES ?= 6
 DEMO_OPTIONS ?=
 
-.PHONY: demo test lint types templates unit faults weather parity page benchmark lab-speed smollm2 \
+.PHONY: demo test lint types templates unit faults weather parity page hostile benchmark lab-speed smollm2 \
 	cluster cluster-quick scale-out vllm replication docs clean
 
 demo: .venv/lab
@@ -74,6 +74,11 @@ vllm: .venv-cluster/vllm templates
 # Only the tests against TRL's own code: the callback in real runs, and the losses.
 parity: .venv/dev
 	$(BIN)/pytest tests/trl
+
+# 10,000 fuzzed episodes through the API and the terminal, and the page in a real browser.
+hostile: .venv/dev
+	FUZZED_EPISODES=10000 $(BIN)/pytest tests/serve/test_hostile_episodes.py --durations 8
+	FUZZED_EPISODES=10000 $(BIN)/pytest tests/serve/page/test_hostile.py -m page --durations 4
 
 # The live page in a real browser; Chromium is installed where it is missing.
 page: .venv/dev requirements/page.txt

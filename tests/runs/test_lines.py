@@ -103,6 +103,15 @@ def test_what_is_written_comes_back(line):
     assert type(line).from_dict(json.loads(json.dumps(line.to_dict()))) == line
 
 
+def test_a_segment_of_no_known_source_is_left_out():
+    found = episode_line().to_dict()
+    for change in ({}, {"source": "me"}, {"source": None}):
+        given, written = found["rows"][0]
+        odd = {key: value for key, value in given.items() if key != "source"} | change
+        read = EpisodeLine.from_dict(found | {"rows": [[odd, written]]})
+        assert [s.source for s in read.rows[0]] == ["policy"]
+
+
 def test_keys_on_disk_are_those_that_users_know():
     found = step_line().to_dict()
     assert set(found["ledger"]["spent"]) == {

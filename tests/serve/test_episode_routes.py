@@ -79,13 +79,13 @@ def test_a_filter_gives_the_episodes_that_meet_it(page, base, query, holds):
     assert wanted and found["total"] == 120
 
 
-@pytest.mark.parametrize("sort", ["newest", "oldest", "reward", "-reward", "length"])
+@pytest.mark.parametrize("sort", ["newest", "oldest", "reward", "-reward", "length", "-length"])
 def test_orders(page, base, sort):
     found = page.ask(f"{base}/episodes?limit=500&sort={sort}").json()["episodes"]
     key = {"newest": lambda e: -e["step"], "oldest": lambda e: e["step"],
            "reward": lambda e: 9 if e["reward"] is None else e["reward"],
            "-reward": lambda e: 9 if e["reward"] is None else -e["reward"],
-           "length": lambda e: -e["tokens"]}[sort]  # fmt: skip
+           "length": lambda e: e["tokens"], "-length": lambda e: -e["tokens"]}[sort]  # fmt: skip
     assert [key(e) for e in found] == sorted(map(key, found))
 
 

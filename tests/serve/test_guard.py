@@ -375,7 +375,8 @@ def bearer(token=TOKEN, **more):
 def test_programs_send_the_token_in_a_header(shared):
     assert shared.ask("/api/v1/runs", headers=bearer()).status == 200
     for given in ("", "wrong", TOKEN + "x", "é"):
-        assert shared.ask("/api/v1/runs", headers=bearer(given)).status == 401
+        refused = shared.ask("/api/v1/runs", headers=bearer(given))
+        assert refused.status == 401 and refused.json() == {"error": "a token is needed"}
     basic = {"authorization": f"Basic {TOKEN}"}
     assert shared.ask("/api/v1/runs", headers=basic).status == 401
     # A wrong header is wrong, whatever the cookie.
@@ -411,6 +412,7 @@ def test_other_origins_get_no_cors_headers(shared, page):
         for method in ("GET", "OPTIONS"):
             answer = shared.ask("/api/v1/runs", method=method, headers=bearer(origin=origin))
             assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
+            assert answer.json() == {"error": "requests from other pages are refused"}
     # Without --cors there is no other page.
     answer = page.ask("/api/v1/runs", headers={"origin": "null"})
     assert answer.status == 403 and "access-control-allow-origin" not in answer.headers

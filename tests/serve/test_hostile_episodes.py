@@ -1,7 +1,7 @@
 """Episodes hold what a model wrote: markup, control characters, marks that turn text around, values
 of any type, lines of megabytes. Nothing of it runs, hangs, or reaches a terminal.
 
-A small number is tried here; all of them by `FUZZED_EPISODES=10000 pytest tests/serve/...`.
+A small number is tried here; `make hostile` tries 10,000.
 """
 
 import io
@@ -98,15 +98,24 @@ def ask(page, path):
     return answer
 
 
+def whole(page, path):
+    """The answer when all lines are indexed: of many, a first answer has those so far."""
+    for _ in range(200):
+        found = ask(page, path).json()
+        if found["complete"]:
+            return found
+    raise AssertionError("the index is never complete")
+
+
 def test_lists_and_episodes_are_plain_json(page, base):
-    found = ask(page, f"{base}?limit=500").json()
+    found = whole(page, f"{base}?limit=500")
     assert found["total"] > COUNT * 0.7
     ids = [each["id"] for each in found["episodes"]]
     while found["next"]:
         found = ask(page, f"{base}?limit=500&after={found['next']}").json()
         ids += [each["id"] for each in found["episodes"]]
     assert len(ids) == len(set(ids)) == found["total"]
-    for sort in ("reward", "-reward", "length"):
+    for sort in ("reward", "-reward", "length", "-length"):
         assert ask(page, f"{base}?limit=500&sort={sort}").status == 200
     rng = random.Random(3)
     for key in rng.sample(ids, min(len(ids), max(40, COUNT // 5))):
@@ -124,12 +133,7 @@ def test_histograms_and_searches_end(page, base):
         answer = ask(page, f"{base}?regex={pattern}")
         assert answer.status in (200, 400), answer.text
     for text in ("script", "%E2%80%AE", "%00", "%F0%9F%98%80", "%5C"):
-        found = ask(page, f"{base}?text={text}").json()
-        for _ in range(200):
-            if found["complete"]:
-                break
-            found = ask(page, f"{base}?text={text}").json()
-        assert found["complete"]
+        assert whole(page, f"{base}?text={text}")["matched"] >= 0
 
 
 def test_a_terminal_gets_no_control_characters(folder):

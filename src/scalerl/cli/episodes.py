@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Episodes that are shown where `--limit` names no number.
 LIMIT = 10
 #: Orders, with the episodes that each shows first.
-SORTS = ("newest", "oldest", "reward", "-reward", "length")
+SORTS = ("newest", "oldest", "reward", "-reward", "length", "-length")
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -52,7 +52,9 @@ def add(command: argparse.ArgumentParser) -> None:
     pick.add_argument(
         "--group", metavar="ID", help="episodes of the same prompt and step as this one"
     )
-    pick.add_argument("--sort", choices=SORTS, help="order (default: newest)")
+    pick.add_argument(
+        "--sort", choices=SORTS, help="order; with a minus the largest first (default: newest)"
+    )
     pick.add_argument(
         "--limit", type=_limit, default=LIMIT, metavar="N", help=f"at most N (default: {LIMIT})"
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,21 @@ def _legend(fig: Figure, regions: set[str], hollow: bool, t: Theme) -> None:
 
 #: Where a name may be, seen from its mark: right or left (1, -1), and how far up; best first.
 SIDES = ((1, 0.9), (-1, 0.9), (1, -0.9), (-1, -0.9), (0, 1.6), (0, -1.6), (1, 0), (-1, 0))
+#: In points: a name that is further away from its mark is joined to it by a line.
+NEAR = 6
+#: More directions for the names of a crowd, between those.
+MORE_SIDES = (
+    (1, 0.4),
+    (-1, 0.4),
+    (1, -0.4),
+    (-1, -0.4),
+    (1, 1.5),
+    (-1, 1.5),
+    (1, -1.5),
+    (-1, -1.5),
+)
+Point = tuple[float, float]
+Line = tuple[Point, Point]
 
 
 def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme) -> None:
@@ -212,7 +228,7 @@ def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme
     from matplotlib.transforms import Bbox
 
     points = [(0.0, 0.0), *((_at(k, across), k.delta_a) for k in knobs)]
-    pixels = [tuple(ax.transData.transform(p)) for p in points]
+    pixels: list[Point] = [tuple(ax.transData.transform(p)) for p in points]
     unit = fig.dpi / 72.0
     taken = [
         # A mark of 8.5 points with some room around it.
@@ -223,7 +239,11 @@ def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme
     frame = ax.get_window_extent()
     crowded = len(knobs) > CROWD
     # Names of a crowd stand around it, where they cover no mark.
-    reaches = (18, 30, 44, 60, 78, 98) if crowded else (0, 6, 14, 24, 36, 50)
+    reaches = (18, 30, 44, 60, 78, 98, 120) if crowded else (0, 6, 14, 24, 36, 50)
+    # A line straight up or to the side would lie on an interval.
+    sides = tuple(s for s in SIDES + MORE_SIDES if s[0] and s[1]) if crowded else SIDES
+    names: list[Bbox] = []
+    lines: list[Line] = []
     # Undecided knobs are the first to go without a name: their place says least.
     order = sorted(range(len(knobs)), key=lambda i: knobs[i].region == "undecided")[:NAMED]
     named = [(0, "reference")]
@@ -234,14 +254,68 @@ def _names(fig: Figure, ax: Axes, knobs: Sequence[Knob], across: float, t: Theme
         wide, high = (0.62 * 8.5 * len(name) + 2) * unit, 10.5 * unit
         places = []
         for far in reaches:
-            for dx, dy in SIDES:
+            for dx, dy in sides:
                 left = x + dx * (9 + far) * unit + (0 if dx > 0 else -wide if dx < 0 else -wide / 2)
                 low = y + dy * (8 + far) * unit - high / 2
                 places.append((Bbox.from_extents(left, low, left + wide, low + high), far))
         inside = [p for p in places if frame.contains(*p[0].p0) and frame.contains(*p[0].p1)]
-        box, far = min(inside or places, key=lambda p: (_covered(p[0], taken), p[1]))
+
+        def cost(place: tuple[Bbox, float], i: int = i) -> tuple[float, int, float]:
+            box, far = place
+            line = (pixels[i], _end(pixels[i], box))
+            crossed = sum(map(partial(_meets, box), lines))
+            if far > NEAR:
+                crossed += _crossed(line, lines, pixels, 5 * unit)
+                crossed += sum(_meets(name, line) for name in names)
+            return _covered(box, taken), crossed, far
+
+        box, far = min(inside or places, key=cost)
         taken.append(box)
+        names.append(box)
+        if far > NEAR:
+            lines.append(((x, y), _end((x, y), box)))
         _write(ax, name, (x, y), box, far, t)
+
+
+def _end(mark: Point, box: Bbox) -> Point:
+    """Where the line from a mark meets its name."""
+    return min(max(mark[0], box.x0), box.x1), min(max(mark[1], box.y0), box.y1)
+
+
+def _crossed(
+    line: Line, lines: Sequence[Line], marks: Sequence[Point],
+    room: float,
+) -> int:  # fmt: skip
+    """Other lines that a line crosses, and other marks that it passes: they would make it hard to
+    see which name belongs to which mark."""
+    passed = sum(mark != line[0] and _distance(mark, line) < room for mark in marks)
+    return passed + sum(_cross(line, other) for other in lines)
+
+
+def _meets(box: Bbox, line: Line) -> bool:
+    """Whether a line goes through a name."""
+    diagonals = (((box.x0, box.y0), (box.x1, box.y1)), ((box.x0, box.y1), (box.x1, box.y0)))
+    return any(_cross(line, diagonal) for diagonal in diagonals)
+
+
+def _side(a: Point, b: Point, c: Point) -> float:
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def _cross(one: Line, other: Line) -> bool:
+    apart = _side(*one, other[0]) * _side(*one, other[1])
+    return apart < 0 and _side(*other, one[0]) * _side(*other, one[1]) < 0
+
+
+def _distance(point: Point, line: Line) -> float:
+    """How far a point is from a stretch of a line."""
+    (ax, ay), (bx, by) = line
+    length = (bx - ax) ** 2 + (by - ay) ** 2
+    along = (
+        0.0 if length == 0 else ((point[0] - ax) * (bx - ax) + (point[1] - ay) * (by - ay)) / length
+    )
+    along = min(max(along, 0.0), 1.0)
+    return math.hypot(point[0] - ax - along * (bx - ax), point[1] - ay - along * (by - ay))
 
 
 def _covered(place: Bbox, taken: Sequence[Bbox]) -> float:
@@ -253,10 +327,9 @@ def _covered(place: Bbox, taken: Sequence[Bbox]) -> float:
 def _write(ax: Axes, name: str, mark: tuple[float, float], box: Bbox, far: float, t: Theme) -> None:
     to_data = ax.transData.inverted()
     x, y = to_data.transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-    if far > 6:
+    if far > NEAR:
         # Too far away to belong to the mark at first sight: a thin line joins them.
-        end = min(max(mark[0], box.x0), box.x1), min(max(mark[1], box.y0), box.y1)
-        a, b = to_data.transform(mark), to_data.transform(end)
+        a, b = to_data.transform(mark), to_data.transform(_end(mark, box))
         ax.plot([a[0], b[0]], [a[1], b[1]], color=t.muted, lw=0.6, zorder=3)
     ax.text(
         x,

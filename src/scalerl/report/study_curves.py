@@ -42,6 +42,8 @@ class VariantCurve(DrawnCurve):
 
     #: Points of runs that are not fitted.
     apart: Points
+    #: Mean over the runs of their last pass rates: of those that are fitted, else of all.
+    last: float
 
 
 def variant_curves(
@@ -61,6 +63,7 @@ def variant_curves(
 def _pooled(row: StudyRow, kind: str, group: Sequence[MemberFinding]) -> VariantCurve:
     fits = [m.fit if m.half is None else m.half.first or m.fit for m in group if m.fit is not None]
     apart = [m.run for m in group if m.fit is None and m.run is not None]
+    lasts = [float(run.score[-1]) for run in ([f.run for f in fits] or apart)]
     x, median, band, seen, end = np.empty(0), np.empty(0), np.empty((0, 2)), np.empty((0, 2)), 0.0
     if fits:
         # The geometric mean: the middle on a log axis.
@@ -78,6 +81,7 @@ def _pooled(row: StudyRow, kind: str, group: Sequence[MemberFinding]) -> Variant
         used=_points((f.run, f.run.compute <= f.end) for f in fits),
         held=_points((f.run, f.run.compute > f.end) for f in fits),
         apart=_points((run, run.compute >= 0) for run in apart),
+        last=math.fsum(lasts) / len(lasts),
         x=x, median=median, band=band, seen=seen, end=end,
         ceiling=(a, *ends) if row.identified and a is not None and ends is not None else None,
     )  # fmt: skip
@@ -163,6 +167,5 @@ def _small(c: VariantCurve, main: VariantCurve | None, axes: SmallAxes, note: st
 
 def _summary(c: VariantCurve) -> str:
     """The points of a chart in words, for screen readers."""
-    shown = c.held if len(c.held[1]) else c.used if len(c.used[1]) else c.apart
     count = len(c.used[1]) + len(c.held[1]) + len(c.apart[1])
-    return f"{count} validations, the last at {float(shown[1][-1]):.3f}"
+    return f"{count} validations, {c.last:.3f} at the end"

@@ -331,13 +331,7 @@ def _axes(data: StudyReportData) -> list[Block]:
         for r in known
     ]
     caption = "Compute to one score over that of the reference, on every kind of compute"
-    said = [
-        f"{words.shorten(r.variant, NAME)} is {r.pairwise.disagree}."
-        for r in known
-        if r.pairwise.disagree
-    ]
-    found = ReportTable(caption, columns("Variant", *(AXES[kind] for kind in kinds)), rows)
-    return [*([Bullets(said)] if said else []), found]
+    return [ReportTable(caption, columns("Variant", *(AXES[kind] for kind in kinds)), rows)]
 
 
 def _axis_ratio(found: AxisSpeed | None) -> TableCell:

@@ -15,7 +15,7 @@ from scalerl.errors import InputError
 from scalerl.runs.episode_entries import CORRECT, FINISHES, finish_number, name_hash
 from scalerl.runs.episode_table import Entries
 
-Order = Literal["newest", "oldest", "reward", "-reward", "length"]
+Order = Literal["newest", "oldest", "reward", "-reward", "length", "-length"]
 #: Characters of a text or pattern to look for: longer than any phrase, and bounds its cost.
 MAX_PATTERN = 500
 #: Values of a yes-or-no condition.
@@ -231,7 +231,7 @@ def in_order(entries: Entries, order: Order) -> npt.NDArray[np.intp]:
         return newest
     if order == "oldest":
         return newest[::-1]
-    column = entries["length" if order == "length" else "reward"][newest].astype(np.float64)
-    # Without a reward last, whatever the direction; the longest first.
-    key = column if order == "reward" else -column
+    column = entries[order.removeprefix("-")][newest].astype(np.float64)
+    # Without a reward last, whatever the direction.
+    key = -column if order.startswith("-") else column
     return newest[np.argsort(np.where(np.isnan(key), np.inf, key), kind="stable")]

@@ -3,8 +3,8 @@
 Writing is strict, reading is lenient. Code that makes a record gives every field without a default,
 which mypy checks. A record that is read may be of another version, or damaged: unknown keys are
 ignored, and a value that is missing or of the wrong type becomes the field's default, or the empty
-value of its type (nan, 0, "", None, an empty list). Without a field that is `needed` there is no
-record.
+value of its type (nan, 0, "", None, an empty list). Without a field that is `needed`, or one of a
+few words without a default, there is no record.
 
     written by a later version     {"step": 3, "loss": null, "mood": "fine"}
     read                           StepLine(step=3, loss=nan, grad_norm=nan, ...)
@@ -102,9 +102,15 @@ def _readers(
     # a hundred thousand lines.
     hints = typing.get_type_hints(cls)
     return tuple(
-        (f.name, _reader(hints[f.name]), _default(f, hints[f.name]), bool(f.metadata["needed"]))
+        (f.name, _reader(hints[f.name]), _default(f, hints[f.name]), _is_needed(f, hints[f.name]))
         for f in fields(cls)
     )
+
+
+def _is_needed(each: Field[Any], kind: Any) -> bool:
+    # One of a few words has no empty value.
+    has_default = each.default is not MISSING or each.default_factory is not MISSING
+    return bool(each.metadata["needed"]) or (typing.get_origin(kind) is Literal and not has_default)
 
 
 def _default(each: Field[Any], kind: Any) -> Callable[[], Any]:

@@ -211,7 +211,7 @@ class StepLine(Line):
     filtered: FilterCounts = about("counts of the filters")
     retired: int = about("prompts that No-Positive-Resampling has retired so far")
     compute: Compute = about("compute so far")
-    ledger: LedgerLine = about("where it went")
+    ledger: LedgerLine = about("what the run has used so far")
     context_tokens: int = about(
         "tokens of the batch that the engine did not write: prompts, each once, and what came "
         "between turns",

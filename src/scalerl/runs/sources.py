@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -200,13 +200,20 @@ def _walk(
             children = [child for child in children if child not in used]
     for child in children:
         if is_folder(child):
-            if not child.name.startswith("."):
+            if not child.name.startswith(".") and not _is_copy_of_traces(child, children):
                 yield from _walk(child, depth + 1, seen, entries, leave_out)
         elif is_file(child) and _looks_like_a_log(child):
             real = os.path.realpath(child)
             if real not in seen:
                 seen.add(real)
                 yield str(child), _part_reader(child)
+
+
+def _is_copy_of_traces(folder: Path, beside: Sequence[Path]) -> bool:
+    """Whether a folder holds the files, one for each trace, in which trackio repeats what its
+    project's database has."""
+    return folder.name == "traces" and any((folder / p.stem).is_dir() for p in beside
+                                           if p.suffix == ".db")  # fmt: skip
 
 
 def _one_run(folder: Path) -> Reader | None:

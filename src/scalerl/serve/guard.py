@@ -22,7 +22,7 @@ from pathlib import Path
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.errors import InputError
@@ -174,18 +174,18 @@ class Guard:
         hosts, path = request.headers.getlist("host"), request.scope["path"]
         # With two Host headers, a proxy and this check might each read another one.
         if len(hosts) != 1 or not self.knows(hosts[0]):
-            why = "this server has another name: open the address that it printed\n"
-            return PlainTextResponse(why, 403)
+            why = "this server has another name: open the address that it printed"
+            return _refused(path, why, 403)
         if shared is not None and request.scope["method"] == "OPTIONS":
             return Response(status_code=204)  # a browser's question, which carries no token
         if shared is None and not self._same_origin(request, hosts[0]):
-            return PlainTextResponse("requests from other pages are refused\n", 403)
+            return _refused(path, "requests from other pages are refused", 403)
         is_open = path in OPEN or any(path.startswith(o) for o in OPEN if o.endswith("/"))
         if self._token is None or is_open or self._has_token(request, shared is not None):
             return None
         if path == "/" and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
-        return PlainTextResponse("a token is needed\n", 401)
+        return _refused(path, "a token is needed", 401)
 
     def _has_token(self, request: HTTPConnection, from_elsewhere: bool) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -221,6 +221,13 @@ class Guard:
         # A link on another site may open the page; the page then makes its own requests.
         opens = headers.get("sec-fetch-mode") == "navigate"
         return opens and scope["method"] == "GET" and scope["path"] in ("/", "/login")
+
+
+def _refused(path: str, why: str, status: int) -> Response:
+    """A refusal in the form that the path answers in: JSON from the API, else text."""
+    if path.startswith(SHARED):
+        return JSONResponse({"error": why}, status)
+    return PlainTextResponse(f"{why}\n", status)
 
 
 def _cors_headers(origin: str) -> dict[str, str]:

@@ -1,10 +1,15 @@
 """Episodes are found, read and compared in a real browser."""
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 from made_reading import add, empty_passes, hostile, made_reading, tool_times_out
-from made_records import made_run
+from made_records import add_play, made_run
 from reading import episodes_of, is_wide, layout_shift, until, violations
 from serving import process, wait_for
+
+from scalerl.runs.store import RunStore, encode
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +20,7 @@ def runs(tmp_path_factory):
     made_reading(path / "empty passes", empty_passes)
     made_reading(path / "tool times out", tool_times_out)
     made_reading(path / "hostile", hostile, steps=range(1, 26))
+    add_play(made_reading(path / "from health", tool_times_out))
     made_run(path / "without", n=8, steps=20)
     return path
 
@@ -349,3 +355,29 @@ def test_a_tool_that_times_out_for_one_task_is_found(read, address, shot):
     read_first(page)
     assert "lookup timed out after 5 s" in page.locator(".segment.environment").inner_text()
     shot(page, "bug-tool-2")
+
+
+def test_the_numbers_of_health_lead_to_their_episodes(open_page, address):
+    """A run's page says that tool calls fail, and its link shows the episodes."""
+    page = open_page(episodes_of(address, "from health").replace("#/episodes/", "#/run/"))
+    card = page.locator(".vital", has=page.get_by_role("heading", name="Environment"))
+    card.get_by_role("link", name="those in which a tool failed").click()
+    until(page, "location.hash.includes('/episodes/') && location.hash.includes('tool_failed=1')")
+    page.locator(".episode-list a").first.wait_for()
+    failed = page.locator(".found .count [role=status]").inner_text().split()
+    assert 0 < int(failed[0]) < int(failed[2].replace(",", ""))
+
+
+def test_names_of_tasks_are_shown_without_what_all_begin_with(open_page, runs, address):
+    lines = [
+        replace(empty_passes(step, 0, Random(1)), task=f"environment:games:{name}", prompt=name)
+        for step, name in enumerate(("Stock", "Weather", "Sport"), start=1)
+    ]
+    RunStore(made_run(runs / "named", n=8, steps=20), resume=True).append_episodes(
+        map(encode, lines), 10**9
+    )
+    page = open_page(episodes_of(address, "named"))
+    tasks = page.get_by_role("group", name="Filter by task").get_by_role("button")
+    wait_for(lambda: tasks.count() == 3)
+    assert {each.inner_text().split()[0] for each in tasks.all()} == {"Stock", "Weather", "Sport"}
+    assert "environment:games:Stock: 1" in {each.get_attribute("title") for each in tasks.all()}

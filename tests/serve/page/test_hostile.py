@@ -1,14 +1,23 @@
 """Script in every field that the page shows: it is text, wherever it came from."""
 
 import json
+import os
 import time
 
 import pytest
+from made_episodes import made_episodes
 from made_records import made_run
-from serving import process, wait_for
+from reading import episodes_of
+from serving import get, process, wait_for
+from test_hostile_episodes import fuzzed_lines
 
 from made_study import made_study
+from scalerl.runs.lines import EpisodeLine
 
+#: Fuzzed episodes: few here, 10,000 by `make hostile`.
+COUNT = int(os.environ.get("FUZZED_EPISODES", "150"))
+#: Seconds that the page may take for one episode on a machine that does other work as well.
+SLOW = 20.0
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)<\\script>"
 QUOTED = '"' + EVIL.replace('"', '""') + '"'
 
@@ -73,6 +82,37 @@ def view(page, address, link):
 
 
 def clean(page, alerts):
-    assert page.locator("#view img, #view script").count() == 0
+    assert page.locator("#view :is(img, script, iframe, [onload], [onerror])").count() == 0
     assert not page.evaluate("document.title").startswith("undefined")
     assert not alerts
+
+
+def test_fuzzed_episodes_are_listed_and_read_and_nothing_runs(open_page, tmp_path):
+    store = made_episodes(tmp_path / "runs" / "run", training=5)
+    with (store.path / EpisodeLine.FILE).open("ab") as file:
+        for line in fuzzed_lines(COUNT):
+            file.write(line + b"\n")
+    with process(tmp_path / "runs") as (address, _):
+        wait_for(lambda: json.loads(get(address, "/api/runs")[2]))
+        page = open_page(episodes_of(address, "run"))
+        alerts = []
+        page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+        listed = page.locator(".episode-list a")
+        listed.first.wait_for()
+        more = page.get_by_role("button", name="show more")
+        while more.is_visible():
+            before, begun = listed.count(), time.monotonic()
+            more.click()
+            wait_for(lambda before=before: listed.count() > before, SLOW)
+            assert time.monotonic() - begun < SLOW
+        assert listed.count() > 0.7 * COUNT
+        clean(page, alerts)
+        # Each of a few, and each twentieth of many: as a reader opens them.
+        for i in range(0, listed.count(), max(COUNT // 500, 3)):
+            link = listed.nth(i)
+            key = link.get_attribute("data-id")
+            begun = time.monotonic()
+            link.evaluate("each => each.click()")
+            wait_for(lambda key=key: key in page.locator(".facts-line").inner_text(), SLOW)
+            assert time.monotonic() - begun < SLOW, key
+            clean(page, alerts)

@@ -56,10 +56,6 @@ def text() -> str:
 def _operation(route: ApiRoute) -> dict[str, Any]:
     responses = {"200": _response("the result", route.response)}
     responses |= {status: _response(why, ref("Error")) for status, why in REFUSALS.items()}
-    # The guard refuses before the app is reached, in plain text.
-    for status in ("401", "403"):
-        responses[status] = {"description": REFUSALS[status],
-                             "content": {"text/plain": {"schema": {"type": "string"}}}}  # fmt: skip
     return {
         "operationId": route.handler,
         "summary": route.summary,

@@ -26,14 +26,22 @@ MAX_PAGE_BYTES = 16_000_000
 NAME = "NAME"
 #: Units by the first words of a meaning, for the fields of the record that name none.
 UNITS = (
-    (r"share of|pass rate|mean over prompts of the share|effective sample size", "share, 0 to 1"),
+    (r"2 N", "FLOPs"),
+    (
+        r"share of|pass rate|mean over prompts of the share|effective sample size"
+        r"|standard error of that mean",
+        "share, 0 to 1",
+    ),
     (r".*\btokens\b", "tokens"),
-    (r"number of rollouts|rollouts|how many rollouts|most turns|turns", "count"),
-    (r".*seconds|generators|the trainer's steps|the rest of|the part of", "seconds"),
+    (
+        r"(?:how many |most )?(?:answers|cores|held-out prompts|number of|new rows|parts|prompts"
+        r"|rollouts|tool calls|turns|why rollouts)\b",
+        "count",
+    ),
+    (r".*seconds|generators|the trainer's steps|the rest of|the part of|spent", "seconds"),
     (r"hours|device-hours", "hours"),
     (r"minutes", "minutes"),
     (r"optimiser steps|version|decode steps", "steps"),
-    (r"2 N", "FLOPs"),
 )
 #: Sections of the record with a unit for all their fields that name none.
 SECTIONS = {"ledger/spent/": "device-seconds", "ledger/decode/": "sum over decode steps"}
@@ -65,9 +73,9 @@ def _metrics(
 ) -> Iterator[MetricInfo]:
     hints = typing.get_type_hints(record)
     for each in fields(record):
-        name = under + each.name
-        meaning = f"{about}: {each.metadata['meaning']}" if about else each.metadata["meaning"]
-        unit = each.metadata["unit"] or _unit(name, each.metadata["meaning"])
+        name, own = under + each.name, each.metadata["meaning"]
+        meaning = f"{_group(about)}: {own}" if about else own
+        unit = each.metadata["unit"] or _unit(name, own)
         yield from _of_type(hints[each.name], file, name, meaning, unit)
 
 
@@ -94,9 +102,23 @@ def _unit(name: str, meaning: str) -> str:
     return next((unit for start, unit in UNITS if re.match(start, meaning)), "1")
 
 
+def _group(meaning: str) -> str:
+    """What a group of fields is about, to stand before the meaning of each: without its remarks,
+    which follow a semicolon or are sentences of their own.
+
+    >>> _group("further sets, by name; left out where there are none. To fit one: `--y`")
+    'further sets, by name'
+    """
+    return meaning.partition(". ")[0].partition("; ")[0]
+
+
 def _sentence(meaning: str) -> str:
-    """One sentence with a capital and a full stop."""
-    words = " ".join(meaning.split()).rstrip(".")
+    """The first sentence of a meaning, with a capital and a full stop.
+
+    >>> _sentence("minutes on the clock. `budget.minutes` is a limit")
+    'Minutes on the clock.'
+    """
+    words = " ".join(meaning.split()).partition(". ")[0].rstrip(".")
     # Not a symbol: π would become Π.
     first = words[:1].upper() if words[:1].isascii() else words[:1]
     return f"{first}{words[1:]}."

@@ -46,18 +46,23 @@ export function pageOf(all, found, params, order) {
 }
 
 const BINS = 24;
-function edgesOf(values) {
+// Of whole numbers each bin has equally many, as the server makes them: its filters take both ends.
+function edgesOf(values, whole) {
   if (!values.length) return [];
   const few = [...new Set(values)].sort((a, b) => a - b), low = few[0], high = few.at(-1);
   if (few.length === 1) return [low - 0.5, low + 0.5];
+  if (few.length > 8 && whole) {
+    const width = Math.floor((high - low) / BINS) + 1;
+    return Array.from({ length: Math.floor((high - low) / width) + 2 }, (_, i) => low + i * width);
+  }
   if (few.length > 8) return Array.from({ length: BINS + 1 }, (_, i) => low + (high - low) * i / BINS);
   const middle = few.slice(1).map((value, i) => (value + few[i]) / 2);
   return [2 * low - middle[0], ...middle, 2 * high - middle.at(-1)];
 }
 
-function histogram(all, found, key) {
+function histogram(all, found, key, whole = false) {
   const values = (list) => list.map((episode) => episode[key]).filter((value) => value !== null);
-  const edges = edgesOf(values(all));
+  const edges = edgesOf(values(all), whole);
   const counts = (list) => {
     const out = Array(Math.max(edges.length - 1, 0)).fill(0);
     for (const value of values(list)) {
@@ -79,7 +84,7 @@ export function histogramsOf(all, found) {
   const word = (value) => value === null ? "none" : String(value);
   return {
     total: all.length, matched: found.length, complete: true,
-    reward: histogram(all, found, "reward"), length: histogram(all, found, "tokens"), step: histogram(all, found, "step"),
+    reward: histogram(all, found, "reward"), length: histogram(all, found, "tokens", true), step: histogram(all, found, "step", true),
     by: { finish: countsBy(found, (e) => e.finish), task: countsBy(found, (e) => e.task), source: countsBy(found, (e) => e.source), correct: countsBy(found, (e) => word(e.correct)) },
   };
 }

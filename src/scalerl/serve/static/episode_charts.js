@@ -90,6 +90,15 @@ export function histogram(label, keys, whole, state, changed) {
   return { node, show };
 }
 
+// What all names begin with, up to a separator: `environment:tasks:` of `environment:tasks:Stock` and
+// `environment:tasks:Weather`. A narrow button shows what differs.
+export function sharedStart(names) {
+  if (names.length < 2) return "";
+  let n = 0;
+  while (n < names[0].length && names.every((name) => name[n] === names[0][n])) n++;
+  return names[0].slice(0, n).replace(/[^:/.]*$/, "");
+}
+
 // Counts by kind; each value is a button that filters by it.
 export function counts(state, changed) {
   const node = el("div", { class: "counts" });
@@ -108,19 +117,20 @@ export function counts(state, changed) {
       const most = Math.max(1, ...found.map(([, n]) => n));
       // A kind with a single value says nothing, unless it is what was filtered by.
       list.parentNode.hidden = found.length < 2 && !chosen && (key === "source" || key === "task");
+      const start = key === "task" ? sharedStart(found.map(([value]) => value)) : "";
       const had = list.contains(document.activeElement) ? document.activeElement.dataset.value : null;
-      list.replaceChildren(...found.slice(0, MOST_VALUES).map(([value, all]) => one(key, value, by?.[key]?.[value] || 0, all, most)));
+      list.replaceChildren(...found.slice(0, MOST_VALUES).map(([value, all]) => one(key, value, start, by?.[key]?.[value] || 0, all, most)));
       if (had !== null) [...list.children].find((each) => each.dataset.value === had)?.focus();
     }
   }
 
-  function one(key, value, n, all, most) {
+  function one(key, value, start, n, all, most) {
     const name = key === "correct" ? RESULTS[value] ?? value : plain(value) || "none";
     const outer = el("span", { class: "share of-all" }), inner = el("span", { class: "share" });
     outer.style.width = `${100 * all / most}%`;
     inner.style.width = `${100 * n / most}%`;
     const count = n === all ? all.toLocaleString("en") : `${n.toLocaleString("en")}/${all.toLocaleString("en")}`;
-    return el("button", { type: "button", "data-value": value, disabled: value === "", "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name), el("span", { class: "n" }, count));
+    return el("button", { type: "button", "data-value": value, disabled: value === "", "aria-pressed": String(state[key] === value), title: `${name}: ${count}`, onclick: () => { state[key] = state[key] === value ? "" : value; changed(key); } }, outer, inner, el("bdi", {}, name.slice(plain(start).length)), el("span", { class: "n" }, count));
   }
   return { node, show };
 }

@@ -3,7 +3,7 @@ import { el } from "./base.js";
 
 export const FILTERS = ["source", "step_from", "step_to", "task", "prompt", "finish", "correct", "truncated", "tool_failed", "reward_min", "reward_max", "length_min", "length_max", "text", "regex"];
 const REST = ["sort", "open", "colour", "beside", "a", "b"];
-const SORTS = { newest: "newest first", oldest: "oldest first", reward: "lowest reward first", "-reward": "highest reward first", length: "longest first" };
+const SORTS = { newest: "newest first", oldest: "oldest first", reward: "lowest reward first", "-reward": "highest reward first", length: "shortest first", "-length": "longest first" };
 
 export const fromAddress = (params) => Object.fromEntries([...FILTERS, ...REST].map((key) => [key, params.get(key) || ""]));
 

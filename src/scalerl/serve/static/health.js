@@ -1,5 +1,6 @@
 // The health of a run at a glance: how old its tokens are, what waits for what, which prompts still
 // teach, what is cut off, its environment, its machine and its cost. Means over the last steps.
+import { link } from "./place.js";
 import { amount, el } from "./base.js";
 import { ask, setText } from "./dom.js";
 import { parse } from "./words.js";
@@ -60,21 +61,28 @@ function prompts({ prompts: p, held_out: h }) {
     ...(h ? [el("h4", {}, `Held out, step ${h.step.toLocaleString("en")}`), ...bar([["sometimes", 1 - h.always_solved - h.never_solved, "p0"], ["always solved", h.always_solved, "p2"], ["never solved", h.never_solved, "p1"]])] : []));
 }
 
-function truncation({ truncation: t }) {
+// Links to the episodes that a number is about: [words, filter] each.
+const read = (id, ...links) => el("p", { class: "small" }, "Read ", links.flatMap(([words, filter], i) => [i ? ", or " : "", el("a", { href: link("episodes", id, filter) }, words)]), ".");
+
+function truncation({ truncation: t }, id) {
   if (t.training === null && t.validation === null) return null;
   const worst = Math.max(t.training ?? 0, t.validation ?? 0);
   return card("Cut off", worst >= TRUNCATED ? "Answers reach the token limit: their reward says little." : "",
     fact(percent(t.training), "of the rollouts in training"), fact(percent(t.validation), "of the answers of the last validation"),
-    t.interrupted ? fact(percent(t.interrupted), "with thinking ended by its budget") : "");
+    t.interrupted ? fact(percent(t.interrupted), "with thinking ended by its budget") : "",
+    // What is cut off has seldom answered: a verifier that passes it has a fault.
+    worst > 0 ? read(id, ["those cut off", { truncated: true }], ["those cut off and scored right", { truncated: true, correct: "true" }]) : "");
 }
 
-function environment({ environment: e, unscored }) {
+function environment({ environment: e, unscored }, id) {
   const reasons = Object.entries(unscored || {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
   if (!e && !reasons.length) return null;
   const look = e?.failed > FAILED ? `${percent(e.failed)} of the episodes failed in the environment.` : e?.tool_failures > TOOLS ? `${percent(e.tool_failures)} of the tool calls failed.` : "";
   return card("Environment", look,
     ...(e ? [fact(`${number(e.seconds)} s`, "in the environment per episode"), fact(number(e.turns), "turns per episode"), e.tool_failures === null ? "" : fact(percent(e.tool_failures), "of the tool calls failed"), fact(percent(e.failed), "of the episodes failed"), fact(percent(e.out_of_turns), "ran out of turns")] : []),
-    ...reasons.map(([why, n]) => fact(n.toLocaleString("en"), `without a reward: ${why}`)));
+    ...reasons.map(([why, n]) => fact(n.toLocaleString("en"), `without a reward: ${why}`)),
+    e?.tool_failures > 0 ? read(id, ["those in which a tool failed", { tool_failed: true }]) : "",
+    e?.failed > 0 || reasons.length ? read(id, ["those without a reward", { correct: "none" }]) : "");
 }
 
 function line(values, label) {
@@ -121,7 +129,7 @@ export function healthPart(id, state, keep) {
       node.hidden = !found.steps;
       setText(said, `Means over the last ${found.steps} steps, to step ${(found.step ?? 0).toLocaleString("en")}.`);
       showCost(found.cost);
-      grid.replaceChildren(...[staleness, waiting, prompts, truncation, environment].map((make) => make(found)), machine(found, samples) ?? "", cost);
+      grid.replaceChildren(...[staleness, waiting, prompts, truncation, environment].map((make) => make(found, id)), machine(found, samples) ?? "", cost);
       for (const each of [...grid.childNodes]) if (each.nodeType !== 1) each.remove();
     } catch { /* a log of another framework has no steps */ } finally { reading = false; }
   }

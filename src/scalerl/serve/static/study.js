@@ -1,5 +1,6 @@
 // Studies: the list of them, and one with its table, its knob map and what the race does next.
 import { el } from "./base.js";
+import { copied } from "./copy.js";
 import { adopt, ask, setText } from "./dom.js";
 import { smallTips } from "./hover.js";
 import { hear, runs } from "./live.js";
@@ -51,7 +52,7 @@ export function studyView(main, id) {
     el("section", { "aria-labelledby": "t" }, el("h2", { id: "t" }, "Variants"), table),
     el("section", { "aria-labelledby": "m" }, el("h2", { id: "m" }, "Knob map"), map),
     el("section", { "aria-labelledby": "r" }, el("h2", { id: "r" }, "Runs"), members),
-    el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")));
+    copied ? "" : el("p", { class: "tools" }, el("span", { class: "small" }, "Take it with you:"), el("a", { href: `/api/studies/${id}/report.zip`, download: true }, "report")));
   main.replaceChildren(el("p", { class: "small" }, el("a", { href: "#/studies" }, "← all studies")), title, sub, below);
   let open = true, before = "", reading = false, again = false;
   const parts = {};
