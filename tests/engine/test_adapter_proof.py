@@ -1,5 +1,7 @@
 """The proof that a generator has the trainer's adapter: what is wrong is refused at the publish."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from adapter_bench import (
@@ -67,6 +69,14 @@ def test_each_fault_is_refused_at_the_first_publish_by_name(model, fault, channe
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_each_fault_of_an_unmerged_adapter_is_refused_at_the_first_publish_by_name(model, fault):
+    b = bench(model, fault, adapter=replace(ADAPTER, merged=False))
+    b.publish()
+    with pytest.raises(PipelineError, match=FAULTS[fault]):
+        b.load()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_each_fault_is_refused_when_it_begins_later(model, fault):
     b = bench(model)
     for _ in range(3):
@@ -80,8 +90,6 @@ def test_each_fault_is_refused_when_it_begins_later(model, fault):
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_the_engine_generates_with_each_adapter(model, merged):
-    from dataclasses import replace
-
     b = bench(model, adapter=replace(ADAPTER, merged=merged))
     for _ in range(5):
         b.publish()
