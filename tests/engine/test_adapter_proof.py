@@ -1,6 +1,7 @@
 """The proof that a generator has the trainer's adapter: what is wrong is refused at the publish."""
 
 from dataclasses import replace
+from inspect import getattr_static
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from adapter_bench import (
 )
 
 from scalerl.engine.adapter_proof import ProvenAdapter, checksum, proven, with_proof
+from scalerl.engine.interface import Engine, ScoringEngine
 from scalerl.engine.registry import ENGINES
 from scalerl.engine.simulated import SimulatedEngine
+from scalerl.engine.tensor_parallel import TensorParallelEngine
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.adapter import PROOF
 from scalerl.weights.registry import CHANNELS
@@ -222,6 +225,14 @@ def test_an_engine_that_cannot_prove_its_adapter_is_refused(model):
     assert isinstance(
         proven(ENGINES["local"](engine_spec(model)), engine_spec(model)), ProvenAdapter
     )
+
+
+def test_a_generator_of_several_devices_can_prove_its_adapter():
+    """Since Python 3.12 a runtime protocol does not see what `__getattr__` gives."""
+    for protocol in (Engine, ScoringEngine):
+        for name in vars(protocol):
+            if callable(getattr(protocol, name)) and not name.startswith("_"):
+                assert callable(getattr_static(TensorParallelEngine, name)), name
 
 
 def test_scoring_leaves_rollouts_as_they_are(model):
