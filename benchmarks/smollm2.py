@@ -2,6 +2,7 @@
 
 python benchmarks/smollm2.py           all weights; saves smollm2.json
 python benchmarks/smollm2.py --lora    a LoRA adapter, 20 steps; saves smollm2_lora.json
+python benchmarks/smollm2.py --costs   of that file, only the costs; its run stays as it was
 
 Makes the model if it is not there (examples/smollm2.py), runs `scalerl train scalerl
 examples/smollm2.toml`, and checks that numbers are finite, that generator and trainer agree to
@@ -29,21 +30,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from record import save
+from record import RESULTS, save
 
 ROOT = Path(__file__).parent.parent
 MAX_GAP = 1e-4
 #: With --lora: 16 rollouts a step as in examples/smollm2.toml, but of two prompts, so that more of
 #: them have answers of both kinds; and a proof at every fifth publish.
-LORA = {"adapter.rank": 8, "optimiser.lr": 1e-5, "batch.prompts": 2, "batch.generations": 8,
-        "placement.proof_every": 5, "filter.empty_steps": 0, "budget.steps": 20}  # fmt: skip
+LORA: dict[str, float] = {
+    "adapter.rank": 8, "optimiser.lr": 1e-5, "batch.prompts": 2, "batch.generations": 8,
+    "placement.proof_every": 5, "filter.empty_steps": 0, "budget.steps": 20,
+}  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--lora", action="store_true")
-    lora = parser.parse_args().lora
+    parser.add_argument("--costs", action="store_true")
+    arguments = parser.parse_args()
+    lora = arguments.lora
     busy = os.getloadavg()[0]
     started = time.monotonic()
     made = subprocess.run(
@@ -53,6 +58,11 @@ def main() -> int:
         return made.returncode
     model = Path(made.stdout.strip())
     making = time.monotonic() - started
+    if arguments.costs:
+        before = json.loads((RESULTS / "smollm2_lora.json").read_text())
+        found = {"result": before["result"] | {"costs": costs(model)}}
+        save("smollm2_lora", found | {"problems": before["problems"]})
+        return 0
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         started = time.monotonic()
@@ -166,8 +176,6 @@ def adapter(run: Path, start: Path) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    import lora
-    from scalerl import Recipe
     from scalerl.models.adapter import probe_tokens
 
     torch.set_num_threads(1)
@@ -187,22 +195,32 @@ def adapter(run: Path, start: Path) -> dict[str, Any]:
     ours = logprobs(AutoModelForCausalLM.from_pretrained(merged).eval())
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     proofs = [e["why"] for e in events if "has proved" in (e.get("why") or "")]
-    recipe = Recipe.load(run / "recipe.toml")
-    plain = {key: getattr(type(recipe.adapter)(), key) for key in ("rank", "mode", "lr_factor")}
-    full = recipe.replace({f"adapter.{key}": value for key, value in plain.items()})
     return {
         "proofs": proofs,
-        "publishes_proven_every": recipe.placement.proof_every,
         "checkpoint_bytes": sum(p.stat().st_size for p in folder.glob("*.safetensors")),
         "gap_to_peft": float((ours - theirs).abs().max()),
         "moved_from_the_base": float((ours - before).abs().max()),
-        "costs": {"adapter": lora.costs(recipe), "all weights": lora.costs(full)},
+        "costs": costs(start),
     }
+
+
+def costs(model: Path) -> dict[str, dict[str, float]]:
+    """What a publish and the optimiser take, with the adapter and for all weights."""
+    import torch
+
+    import lora
+    from scalerl import Recipe
+
+    torch.set_num_threads(1)
+    full = Recipe.load("scalerl", ROOT / "examples" / "smollm2.toml").replace(
+        {"model.path": str(model)}
+    )
+    return {"adapter": lora.costs(full.replace(LORA)), "all weights": lora.costs(full)}
 
 
 def wrong_adapter(found: dict[str, Any]) -> list[str]:
     out = []
-    wanted = 1 + (found["steps"] - 1) // found["publishes_proven_every"]
+    wanted = 1 + (found["steps"] - 1) // int(LORA["placement.proof_every"])
     if len(found["proofs"]) < wanted:
         out.append(f"{len(found['proofs'])} proofs instead of {wanted}")
     if not found["gap_to_peft"] < MAX_GAP < found["moved_from_the_base"]:
