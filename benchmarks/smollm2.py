@@ -61,7 +61,7 @@ def main() -> int:
     if arguments.costs:
         before = json.loads((RESULTS / "smollm2_lora.json").read_text())
         found = {"result": before["result"] | {"costs": costs(model)}}
-        save("smollm2_lora", found | {"problems": before["problems"]})
+        save("smollm2_lora", found | {"problems": before["problems"]}, options="--lora")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
