@@ -27,6 +27,7 @@ from typing import Any
 
 from faults import EVERY, SMALL, Strike, Victim, kill, lines, problems, show
 from record import save
+from scalerl.placement.ray_cluster import patient_start
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -45,10 +46,12 @@ def patiently(make: Callable[[], Any], attempts: int = 5) -> Any:
     """Ray gives a node half a minute to start: on a busy machine that may take several attempts."""
     for _ in range(attempts - 1):
         try:
-            return make()
+            with patient_start():
+                return make()
         except Exception:  # as bare as that
             time.sleep(5.0)
-    return make()
+    with patient_start():
+        return make()
 
 
 class Raylets:

@@ -6,7 +6,8 @@ python benchmarks/lora.py DIR --model PATH  only costs of a publish, of this mod
 
 The study is `scalerl study DIR scalerl tiny --sweep adapter.rank=1,8,32`: the reference trains all
 weights, with optimiser.lr; adapters train with optimiser.lr x adapter.lr_factor. Its verdicts are
-those of `scalerl report DIR`. Then, for each variant:
+those of `scalerl report DIR`. Then, for each variant (times are CPU seconds of one thread, which
+other load on the machine hardly changes):
 
     publish_bytes     what a publish carries
     publish_seconds   the trainer is held up: the copy, with an adapter the probe's pass, too
@@ -52,9 +53,9 @@ def median_seconds(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     work()
     times = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.process_time()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return statistics.median(times)
 
 

@@ -29,7 +29,7 @@ def save(name: str, result: dict[str, Any], path: Path | None = None, options: s
     options = options or shlex.join(given)
     head = {
         "benchmark": name,
-        "command": f"python benchmarks/{name}.py {options}".rstrip(),
+        "command": f"python benchmarks/{Path(sys.argv[0]).name} {options}".rstrip(),
         "scalerl": scalerl.__version__,
         "commit": _git("rev-parse", "--short", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src")),

@@ -54,6 +54,10 @@ def test_an_adapters_sizes_and_its_learning_rate_with_its_source(capsys):
     words = ["adapter.targets=['q_proj','v_proj']", "adapter.alpha=8", "adapter.mode=unmerged"]
     assert main(["train", "scalerl", "tiny", "adapter.rank=1", *words, "--dry-run"]) == 0
     assert "rank 1, alpha 8, q_proj, v_proj, unmerged; " in capsys.readouterr().out
+    more = ["adapter.rank=8", "adapter.lr_factor=20"]
+    assert main(["train", "scalerl", "tiny", *more, "--dry-run"]) == 0
+    rate = "0.004 = optimiser.lr 0.0002 x adapter.lr_factor 20 (set by this recipe; the default is"
+    assert rate in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_here_is_not_asked_for(capsys):

@@ -14,10 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from adapter_bench import ADAPTER, FAULTS, Bench, layout_of, no_fault, with_fault
 from test_vllm_engine import FORCE, TOLERANCE, folder, replayed, requests_of, versions_of, write
 
 from scalerl.engine.interface import EngineSpec
 from scalerl.engine.registry import ENGINES
+from scalerl.errors import PipelineError
+from scalerl.weights.registry import CHANNELS
 
 pytestmark = pytest.mark.vllm
 __all__ = ["folder"]
@@ -55,6 +59,37 @@ def replay_all(model):
 def test_two_shards_write_what_one_model_gives(folder, name):
     process = in_a_process("replay_all", folder / name)
     assert process.wait(900) == 0
+
+
+def prove(model, mode):
+    """Two shards with each of some adapters, and with faults, which all must be refused."""
+    adapter = replace(ADAPTER, merged=mode == "merged")
+    spec = replace(spec_of(model), adapter=adapter)
+    engine = ENGINES["vllm"](spec)
+    for fault in (*FAULTS, no_fault):
+        vars(engine).pop("load", None)
+        channel = CHANNELS["shared-memory"](layout_of(model, adapter))
+        b = Bench(model, with_fault(engine, fault), channel, adapter)
+        b.publish()
+        if fault is no_fault:
+            break
+        with pytest.raises(PipelineError, match=FAULTS[fault]):
+            b.load()
+        print(f"refused: {fault.__name__}", flush=True)
+    for _ in range(3):
+        b.load()
+        assert b.gap() < 1e-4
+        b.publish()
+    assert len(b.generator.target.proofs) >= 1
+    print("proven", flush=True)
+
+
+@pytest.mark.parametrize("mode", ["merged", "unmerged"])
+def test_two_shards_prove_their_adapter_and_refuse_each_fault(folder, mode):
+    process = in_a_process("prove", folder / "tied", mode)
+    out, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0
+    assert out.split("\n")[-2] == "proven" and out.count("refused: ") == len(FAULTS)
 
 
 def wait_for_ever(model):

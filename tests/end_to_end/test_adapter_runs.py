@@ -63,6 +63,8 @@ def test_a_run_trains_an_adapter_and_goes_on_from_it(run):
     steps = lines(run / "steps.jsonl")
     assert [s["step"] for s in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["lr"] == pytest.approx(10 * 2e-4), "optimiser.lr x adapter.lr_factor"
+    rate = "learning rate: 0.002 = optimiser.lr 0.0002 x adapter.lr_factor 10 (community: "
+    assert sum((e.get("why") or "").startswith(rate) for e in lines(run / "events.jsonl")) == 2
     assert steps[-1]["grad_norm"] > 0
     names = {path.name for path in (run / "checkpoints" / "step_6").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= names

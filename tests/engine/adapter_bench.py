@@ -20,6 +20,7 @@ from scalerl.models.adapter import (
 )
 from scalerl.placement.generator_worker import GeneratorWorker
 from scalerl.placement.processes import HERE, LOOPBACK
+from scalerl.placement.ray_cluster import patient_start
 from scalerl.placement.trainer_worker import TrainerWorker
 from scalerl.recipe import Recipe
 from scalerl.recipe.sections_runtime import OptimiserSection
@@ -97,7 +98,8 @@ class ChannelRig:
 
         if self._ray is None:
             self._ray = ray
-            ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+            with patient_start():
+                ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         return ray.remote(num_cpus=0, max_concurrency=99)(VersionRegistry).remote()
 
     def close(self):

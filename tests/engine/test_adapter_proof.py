@@ -1,5 +1,8 @@
 """The proof that a generator has the trainer's adapter: what is wrong is refused at the publish."""
 
+from dataclasses import replace
+from inspect import getattr_static
+
 import pytest
 import torch
 from adapter_bench import (
@@ -15,8 +18,10 @@ from adapter_bench import (
 )
 
 from scalerl.engine.adapter_proof import ProvenAdapter, checksum, proven, with_proof
+from scalerl.engine.interface import Engine, ScoringEngine
 from scalerl.engine.registry import ENGINES
 from scalerl.engine.simulated import SimulatedEngine
+from scalerl.engine.tensor_parallel import TensorParallelEngine
 from scalerl.errors import InputError, PipelineError
 from scalerl.models.adapter import PROOF
 from scalerl.weights.registry import CHANNELS
@@ -67,6 +72,14 @@ def test_each_fault_is_refused_at_the_first_publish_by_name(model, fault, channe
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_each_fault_of_an_unmerged_adapter_is_refused_at_the_first_publish_by_name(model, fault):
+    b = bench(model, fault, adapter=replace(ADAPTER, merged=False))
+    b.publish()
+    with pytest.raises(PipelineError, match=FAULTS[fault]):
+        b.load()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_each_fault_is_refused_when_it_begins_later(model, fault):
     b = bench(model)
     for _ in range(3):
@@ -80,8 +93,6 @@ def test_each_fault_is_refused_when_it_begins_later(model, fault):
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_the_engine_generates_with_each_adapter(model, merged):
-    from dataclasses import replace
-
     b = bench(model, adapter=replace(ADAPTER, merged=merged))
     for _ in range(5):
         b.publish()
@@ -214,6 +225,14 @@ def test_an_engine_that_cannot_prove_its_adapter_is_refused(model):
     assert isinstance(
         proven(ENGINES["local"](engine_spec(model)), engine_spec(model)), ProvenAdapter
     )
+
+
+def test_a_generator_of_several_devices_can_prove_its_adapter():
+    """Since Python 3.12 a runtime protocol does not see what `__getattr__` gives."""
+    for protocol in (Engine, ScoringEngine):
+        for name in vars(protocol):
+            if callable(getattr(protocol, name)) and not name.startswith("_"):
+                assert callable(getattr_static(TensorParallelEngine, name)), name
 
 
 def test_scoring_leaves_rollouts_as_they_are(model):

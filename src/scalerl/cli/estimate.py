@@ -198,11 +198,7 @@ def _adapter_sizes(recipe: Recipe, shape: Any, count: int, itemsize: int) -> Ite
         f"{count:,} parameters in {len(targets)} weights; {size_text(trained * FP32_BYTES)} a "
         f"publish instead of {size_text(count * itemsize)}"
     )
-    source = provenance_of("adapter.lr_factor")
-    yield (
-        f"learning rate: {recipe.learning_rate:g} = optimiser.lr {recipe.optimiser.lr:g} x "
-        f"adapter.lr_factor {recipe.adapter.lr_factor:g} ({source})"
-    )
+    yield recipe.learning_rate_text
     generator = count * itemsize + (adapted * itemsize if spec.merged else 0)
     yield (
         f"memory (arithmetic, without activations): trainer "
@@ -223,14 +219,6 @@ def spec_words(recipe: Recipe) -> str:
     where = ", ".join(asked.targets) if asked.targets else "all linear layers"
     more = [name for name in ("experts", "head") if getattr(asked, name)]
     return f"{' and '.join([where, *more])}, {asked.mode}"
-
-
-def provenance_of(key: str) -> str:
-    """Where the default of a field comes from."""
-    from scalerl.recipe.problems import known_fields
-
-    extra = known_fields()[key].json_schema_extra
-    return str(extra["source"]) if isinstance(extra, dict) else ""
 
 
 def _times(recipe: Recipe, measured: MeasuredSteps, price: float | None) -> Iterator[str]:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,11 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.engine.interface import EngineSpec, Lane, Request
+from scalerl.engine.interface import EngineSpec, EngineStep, Health, Lane, Request, TurnResult
 from scalerl.errors import InputError, PipelineError
 
-#: Calls that change nothing, which only the first shard makes.
-READING = ("health",)
 #: Seconds that the first shard has to report an error before a shard that failed ends it: most
 #: errors are those of both, and a message helps more than the end of a process.
 REPORT_SECONDS = 30.0
@@ -63,27 +61,43 @@ class TensorParallelEngine:
         for path in SHARED.glob(f"{port}-*-cpushm_*"):
             path.unlink()
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
-        if name.startswith("_") or name in READING or not callable(found):
-            return found
-        return lambda *given, **named: self._call(found, name, given, named)
+    # Methods of its own, and no `__getattr__` for them: since Python 3.12 a runtime protocol
+    # (ScoringEngine) sees only these.
 
     def submit(self, requests: Iterable[Request], lane: Lane = "train") -> None:
-        self._call(self._engine.submit, "submit", (list(requests), lane), {})
+        self._call("submit", list(requests), lane)
+
+    def step(self) -> EngineStep:
+        found: EngineStep = self._call("step")
+        return found
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self._call(self._engine.load, "load", (dict(weights), version), {})
+        self._call("load", dict(weights), version)
 
-    def _call(
-        self, method: Callable[..., Any], name: str, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
-        text, tensors = _packed((name, given, named))
+    def abort(self, ids: Sequence[str]) -> list[TurnResult]:
+        found: list[TurnResult] = self._call("abort", list(ids))
+        return found
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        found: list[float] = self._call("score", tuple(tokens))
+        return found
+
+    def health(self) -> Health:
+        # It changes nothing: the first shard's answer is that of all.
+        found: Health = self._engine.health()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _call(self, name: str, *given: Any) -> Any:
+        """Make the same call on every shard; returns what the first one returns."""
+        text, tensors = _packed((name, given))
         for shard in self._shards:
             shard.connection.send_bytes(text)
         for tensor in tensors:
             _broadcast(tensor)
-        result = method(*given, **named)
+        result = getattr(self._engine, name)(*given)
         self._answers()
         return result
 
@@ -126,8 +140,8 @@ def serve() -> None:
         engine = _make(spec, rank, port)
         connection.send(None)
         while True:
-            name, given, named = _unpacked(connection.recv_bytes())
-            getattr(engine, name)(*given, **named)
+            name, given = _unpacked(connection.recv_bytes())
+            getattr(engine, name)(*given)
             connection.send(None)
     except EOFError:
         os._exit(0)

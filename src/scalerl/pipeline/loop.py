@@ -153,6 +153,8 @@ class Loop:
         yield from self.supervisor.await_crew()
         self.recorder.warn([*setup.warnings, *self._restored])
         self.recorder.note("note", setup.stop_text)
+        if setup.recipe.adapter.rank:
+            self.recorder.note("note", setup.recipe.learning_rate_text)
         # The generators have the weights of the last published version; an off-policy schedule
         # publishes every k steps only.
         earlier = range(run_state.version, -1, -1)

@@ -38,8 +38,10 @@ PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "SCALERL_FAULT
 FOLDER = "scalerl-ray-"
 #: Seconds that the processes of a cluster that we start may take to start.
 START_SECONDS = 120
-#: Attempts to start or join a cluster: Ray's own timeout of 30 s is too short on a busy machine.
+#: Attempts to start or join a cluster.
 ATTEMPTS = 3
+#: Seconds between two looks whether a raylet has registered.
+LOOK_SECONDS = 0.2
 #: Texts by which Ray's errors show that this timeout has passed; it has no error type for it.
 LATE = ("timed out during startup", "Initialization failure from server")
 #: Seconds to wait for a TCP connection to the address of a cluster.
@@ -101,7 +103,7 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
     for attempt in range(ATTEMPTS):
         try:
             _check_reachable(address)
-            with _quiet(), announced(_joining(address)):
+            with _quiet(), announced(_joining(address)), patient_start():
                 ray.init(
                     address=address,
                     log_to_driver=True,
@@ -127,6 +129,31 @@ def connect(address: str, needs: Needs, *, check: bool = True, patience: float =
     except BaseException:
         disconnect()
         raise
+
+
+@contextlib.contextmanager
+def patient_start() -> Iterator[None]:
+    """Within this context Ray waits START_SECONDS for a raylet to register. Its own limit is 30 s,
+    which a busy machine exceeds, no setting changes, and every further attempt meets again."""
+    from ray._private import services
+
+    plain = services.get_node
+
+    def patient(*given: Any, **named: Any) -> Any:
+        until = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return plain(*given, **named)
+            except RuntimeError:  # it is not known to the cluster yet
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOOK_SECONDS)
+
+    services.get_node = patient
+    try:
+        yield
+    finally:
+        services.get_node = plain
 
 
 def _joining(address: str) -> str:

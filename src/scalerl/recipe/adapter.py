@@ -59,3 +59,17 @@ class AdapterSection(Section):
     def alpha_used(self) -> float:
         """alpha, or its default for this rank."""
         return DEFAULT_SCALE * self.rank if self.alpha is None else self.alpha
+
+    @property
+    def lr_factor_source(self) -> str:
+        """Where the number comes from by which optimiser.lr is multiplied.
+
+        >>> AdapterSection(rank=8, lr_factor=20.0).lr_factor_source
+        'set by this recipe; the default is 10'
+        """
+        info = type(self).model_fields["lr_factor"]
+        if self.lr_factor != info.default:
+            return f"set by this recipe; the default is {info.default:g}"
+        extra = info.json_schema_extra
+        assert isinstance(extra, dict), "`field` writes it"
+        return str(extra["source"])

@@ -155,6 +155,16 @@ class Recipe(Section):
         """
         return self.optimiser.lr * (self.adapter.lr_factor if self.adapter.rank else 1.0)
 
+    @property
+    def learning_rate_text(self) -> str:
+        """A line about the learning rate of an adapter, which is derived: its factors and their
+        source."""
+        adapter = self.adapter
+        return (
+            f"learning rate: {self.learning_rate:g} = optimiser.lr {self.optimiser.lr:g} x "
+            f"adapter.lr_factor {adapter.lr_factor:g} ({adapter.lr_factor_source})"
+        )
+
     def _repr_html_(self) -> str:
         from scalerl.recipe.notebook import recipe_html
 
