@@ -424,12 +424,15 @@ def verdict_sentence(pair: Pair, level: float) -> str:
         # The interval is that of the second minus the first; the sentence is about the winner.
         if pair.winner == pair.a:
             low, high = -high, -low
+        other = pair.a if pair.winner == pair.b else pair.b
         return (
-            f"{pair.winner} has the higher ceiling, by {abs(pair.delta_a):.3f} "
+            f"{pair.winner} has a higher ceiling than {other}, by {abs(pair.delta_a):.3f} "
             f"({percent(level)}: {low:.3f} to {high:.3f}){pair.kept}{_lasts(pair)}."
         )
     if pair.verdict != "undecided":
-        return f"{verdict(pair)}{_lasts(pair)}."
+        # It begins with our own words here, not with a name.
+        said = verdict(pair)
+        return f"{said[0].upper()}{said[1:]}{_lasts(pair)}."
     if pair.tentative is not None:
         return f"No verdict yet on {pair.a} and {pair.b}{pair.unsettled}."
     if pair.alarm is not None:
