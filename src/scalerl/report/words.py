@@ -181,7 +181,18 @@ def ceiling_range(fit: Fit) -> str:
     if not fit.law.identifiable:
         return "no interval"
     low, high = fit.interval("A")
-    return f"{low:.2f} or more" if high >= OPEN_CEILING else f"{low:.2f} to {high:.2f}"
+    return f"{_from(low)} or more" if high >= OPEN_CEILING else f"{_from(low)} to {high:.2f}"
+
+
+def _from(low: float) -> str:
+    """The lower end of an open range with two digits, or with as many as tell it from 1.
+
+    >>> _from(0.873), _from(0.9962), _from(0.999997)
+    ('0.87', '0.996', '0.9999')
+    """
+    if low < 0.995:  # what two digits would write as 1.00
+        return f"{low:.2f}"
+    return score(low) if low < PRINTS_AS_ONE else _below_one(low)
 
 
 def ceiling_and_range(fit: Fit) -> tuple[str, str]:
