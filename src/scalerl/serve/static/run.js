@@ -301,6 +301,8 @@ export function runView(main, id) {
       adopt(inside, found.html || "<p class=\"small\">Nothing but its curve is known of this run.</p>");
       inside.querySelectorAll("details").forEach((d, i) => { d.open = Boolean(kept[i]); });
       adopt(answers, found.answers);
+      // What scrolls by itself is reached by keyboard.
+      for (const each of answers.querySelectorAll("pre")) if (each.scrollWidth > each.clientWidth || each.scrollHeight > each.clientHeight) each.tabIndex = 0;
       pickRow.hidden = found.answered.length < 2;
       const steps = found.answered.map(String);
       if (steps.join() !== [...pickStep.options].map((o) => o.value).join()) pickStep.replaceChildren(...steps.map((s) => el("option", { value: s }, s)));
