@@ -829,13 +829,14 @@ def episodes() -> str:
     ms = recording["milliseconds_per_step"]
     step = 1000 * recording["cpu_seconds_per_step"]
     training = ms["choose"] + ms["make"] + ms["write"]
+    answer = 1000 * ms["validation"] * recording["steps"] / recording["answers"]
     filters = reading["filter_and_histogram_processor_milliseconds"]
     return (
         f"In the tiny run, whose steps are the shortest there are ({step:.0f} ms of processor time "
         f"with their share of the validations), choosing, encoding and writing the training "
         f"episodes of a step takes {training:.1f} ms, {100 * training / step:.1f} %, and the "
-        f"answers of a validation {1000 * ms['validation'] * recording['steps'] / recording['answers']:.0f} µs "
-        f"each. With {r['reading']['episodes']:,} episodes the first answer takes "
+        f"answers of a validation {answer:.0f} µs each. With {r['reading']['episodes']:,} episodes "
+        f"the first answer takes "
         f"{reading['first_answer_processor_seconds']:.2f} s of processor time, and the slowest "
         f"filter with its histograms {max(filters.values()):.0f} ms."
     )

@@ -63,8 +63,8 @@ def choose_episodes(
 
 
 def mixed(number: int) -> int:
-    """A hash of 64 bits of a number (the finaliser of splitmix64): a batch has hundreds of episodes,
-    and a cryptographic hash of each would cost a tiny step one part in three hundred.
+    """A hash of 64 bits of a number (the finaliser of splitmix64). A batch has hundreds of
+    episodes: a cryptographic hash of each would cost a tiny step one part in three hundred.
 
     >>> mixed(1) != mixed(2), mixed(1) == mixed(1 + 2**64)
     (True, True)

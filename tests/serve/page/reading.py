@@ -22,7 +22,6 @@ def until(page, what):
 def episodes_of(address, name, query=""):
     """The address of a run's episodes."""
 
-
     def ids():
         found = json.loads(get(address, "/api/runs")[2])
         return [run["id"] for run in found if run["name"] == name]

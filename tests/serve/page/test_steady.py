@@ -88,7 +88,9 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
-def test_nothing_moves_while_a_page_fills_and_it_is_accessible(browser, address, ids, view, width, height, shot):
+def test_nothing_moves_while_a_page_fills_and_it_is_accessible(
+    browser, address, ids, view, width, height, shot
+):
     where, filled = VIEWS[view]
     scheme = "dark" if width < 500 else "light"
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
