@@ -48,6 +48,13 @@ class FlatRecipe:
         ...     for s, n in ((0, "cispo"), (1, "cispo"), (0, "gspo")))
         >>> first.id == second.id, first.id == third.id, second.seed, third.values
         (True, False, 1, (0, 'gspo'))
+
+        A key with its default is the same as none: an earlier version may not have had it.
+
+        >>> kept = {"seed": 0, "loss": {"name": "cispo"}, "precision": {"routing": "own"}}
+        >>> changed = kept | {"precision": {"routing": "replay"}}
+        >>> [FlatRecipe.from_values(each).id == first.id for each in (kept, changed)]
+        [True, False]
         """
         found = dict(_leaves(recipe, "", MAX_KEYS))
         if not found:

@@ -39,7 +39,7 @@ export function episodeList({ address, choose, more, renew }) {
     return el("li", {}, el("a", { href: address(episode.id), "data-id": episode.id, onclick: (event) => { if (event.metaKey || event.ctrlKey || event.shiftKey) return; event.preventDefault(); choose(episode.id); } },
       el("span", { class: "head" }, el("b", { class: `mark-${WORD[episode.correct]}` }, `${MARK[episode.correct]} ${WORD[episode.correct]}`), ` ${facts.join(" · ")} `, flags(episode)),
       el("bdi", { class: "preview", dir: "auto" }, episode.tokens ? preview : el("i", {}, "(nothing was written) "), episode.tokens ? "" : preview),
-      el("bdi", { class: "why" }, [episode.why, episode.source === "training" ? "" : episode.source, episode.prompt || episode.task].filter(Boolean).map(plain).join(" · "))));
+      el("bdi", { class: "why" }, [episode.why === WORD[episode.correct] ? "" : episode.why, episode.source === "training" ? "" : episode.source, episode.prompt || episode.task].filter(Boolean).map(plain).join(" · "))));
   }
 
   // A page of the list: the "first", the first "again", or the "next".

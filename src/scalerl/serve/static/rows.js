@@ -122,7 +122,7 @@ export function groupRow(key, { open, draw, toggle, pickAll }) {
     both(c.ceiling, s.ceiling, score);
     if (!s.ceiling && s.open) c.ceiling.replaceChildren(el("span", { title: "the points allow too many ceilings to quote one" }, "open"));
     both(c.gain, s.gain, signed);
-    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag", title: "runs in decline" }, `alarm ×${s.alarms}`)] : []), ...(s.warnings ? [warned(s.warnings)] : []));
+    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag", title: "runs in decline" }, s.alarms > 1 ? `alarm ×${s.alarms}` : "alarm")] : []), ...(s.warnings ? [warned(s.warnings)] : []));
     setText(c.changed, since(s.changed));
     const spark = meanSpark(runs);
     const size = spark && extent([...spark.low, ...spark.high]);
