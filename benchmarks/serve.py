@@ -1,11 +1,12 @@
-"""The live page at size: how soon it opens, how soon a dragged window is fitted again, what it
-takes of memory, and whether that grows with a file.
+"""The live page at size: how soon it opens, how soon a filter and a dragged window are answered,
+what it takes of memory, and whether that grows with a file.
 
-python benchmarks/serve.py [--only opens many] [--seconds 600]
+python benchmarks/serve.py [--only opens many] [--seconds 600] [--runs 1000] [--episodes 200000]
 
 Needs Chromium and requirements/page.txt (`make page`). Times (`opens`, `many`) are for a machine
-that does nothing else, and go to results/serve.json; memory while a file grows (`grows`, ten
-minutes) does not mind, and goes to results/serve_grows.json.
+that does nothing else, and go to results/serve.json, the server's processor time beside them;
+memory while a file grows (`grows`, ten minutes) does not mind, and goes to
+results/serve_grows.json. With `many`, one of the runs has all of the episodes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from episodes import PER_STEP, generated
 from record import RESULTS, save
 from scalerl.recipe import Recipe
+from scalerl.runs.store import RunStore
 
 SRC = Path(__file__).parent.parent / "src"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PARTS = ("opens", "many", "grows")
 #: Milliseconds between two moves of the hand, and moves.
 PAUSE, MOVES = 60, 60
+#: Times that each filter of episodes is asked for; the median counts.
+REPEATS = 5
 #: Metrics that are asked for of twelve runs at once.
 STEP_METRICS = [f"metric={name}" for name in ("reward", "entropy", "grad_norm", "length/mean")]
 
@@ -116,6 +121,12 @@ def memory(pid: int) -> float:
     return 0.0
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time that the server has used; other load on the machine hardly changes it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def until(what: Any, seconds: float = 600.0) -> float:
     start = time.perf_counter()
     while not what():
@@ -170,8 +181,74 @@ def many_runs(page: Page, address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def opens(browser: Browser, folder: Path, runs: int, evals: int) -> dict[str, Any]:
+#: In the page: does something, and resolves with the milliseconds until the count of episodes is of
+#: a finished answer to it, and has been drawn.
+FILTERED = """([act, selector, value]) => new Promise((done, failed) => {
+    const count = () => document.querySelector(".found .count [role=status]").textContent;
+    const before = count(), begun = performance.now();
+    const node = document.querySelector(selector);
+    if (act === "click") node.click();
+    else {
+        node.value = value;
+        node.dispatchEvent(new Event("change"));
+    }
+    const look = () => {
+        if (performance.now() - begun > 60000) failed(new Error(before));
+        else if (count() !== before && !document.querySelector(".found.busy"))
+            requestAnimationFrame(() => done(performance.now() - begun));
+        else requestAnimationFrame(look);
+    };
+    look();
+})"""
+
+
+def read_episodes(page: Page, address: str, episodes: int, pid: int) -> dict[str, Any]:
+    """Open the episodes of the first run, and filter them by clicks and fields: milliseconds until
+    the answer has been drawn, and of the server's processor time."""
+    key = next(run["id"] for run in ask(address, "api/runs") if run["name"] == "run-0000")
+    begun, used = time.perf_counter(), processor_seconds(pid)
+    page.goto(f"{address}#/episodes/{key}")
+    whole = f"{episodes:,} episodes"
+    count = page.locator(".found .count [role=status]")
+    until(lambda: count.count() and count.inner_text() == whole)
+    found: dict[str, Any] = {
+        "episodes": episodes, "first_answer_s": time.perf_counter() - begun,
+        "first_answer_processor_s": processor_seconds(pid) - used,
+    }  # fmt: skip
+    steps = episodes // PER_STEP
+    ways = {
+        "reward": ("click", ".histogram:nth-child(1) .bars button", ""),
+        "length": ("click", ".histogram:nth-child(2) .bars button:nth-child(7)", ""),
+        "wrong": ("click", '.values [data-value="false"]', ""),
+        "task": ("click", '.values [data-value="sums"]', ""),
+        "cut off": ("click", '.values [data-value="length"]', ""),
+        "step": ("change", '[aria-label="From step"]', str(steps // 2)),
+        "prompt": ("change", '[aria-label="Prompt"]', "sums/7"),
+        # What is found so far: the search goes on through the other texts.
+        "text": ("change", '[aria-label="Find in text"]', "found 30"),
+    }
+    taken: dict[str, list[float]] = {}
+    worked: dict[str, list[float]] = {}
+    for _ in range(REPEATS):
+        for name, way in ways.items():
+            used = processor_seconds(pid)
+            taken.setdefault(name, []).append(page.evaluate(FILTERED, list(way)))
+            worked.setdefault(name, []).append(1000 * (processor_seconds(pid) - used))
+            page.get_by_role("button", name="clear filters").click()
+            until(lambda: count.inner_text() == whole)
+    found["filter_ms"] = {name: statistics.median(each) for name, each in taken.items()}
+    found["filter_slowest_ms"] = {name: max(each) for name, each in taken.items()}
+    found["filter_processor_ms"] = {name: statistics.median(each) for name, each in worked.items()}
+    return found
+
+
+def opens(
+    browser: Browser, folder: Path, runs: int, evals: int, episodes: int = 0
+) -> dict[str, Any]:
     make_runs(folder, runs, evals)
+    if episodes:
+        store = RunStore(folder / "run-0000", resume=True)
+        store.append_episodes(map(generated, range(episodes)), 10**12)
     start = time.perf_counter()
     shown = min(runs, 100)
     with serving(folder) as (address, running):
@@ -202,12 +279,14 @@ def opens(browser: Browser, folder: Path, runs: int, evals: int) -> dict[str, An
             "all_forecast_s": forecast, "open_s": statistics.median(times), "open_all_s": times,
             "find_s": found,
         }  # fmt: skip
-        out["drag"] = drag(page)
+        out["drag"] = drag(page, running.pid)
+        if episodes:
+            out["reading"] = read_episodes(page, address, episodes, running.pid)
         page.context.close()
         return out | {"server_mb": memory(running.pid)}
 
 
-def drag(page: Page) -> dict[str, Any]:
+def drag(page: Page, pid: int) -> dict[str, Any]:
     """The end of the window moved to and fro, as a hand does it."""
     page.locator(".list tbody tr a").first.click()
     page.locator(".facts b").first.wait_for(timeout=300_000)
@@ -215,11 +294,13 @@ def drag(page: Page) -> dict[str, Any]:
     box = page.get_by_role("slider", name="End of the fitted window").bounding_box()
     assert box is not None
     x, y = box["x"] + 12, box["y"] + box["height"] / 2
+    used = processor_seconds(pid)
     page.mouse.move(x, y)
     page.mouse.down()
     for i in range(MOVES):
         page.mouse.move(x - 4 * (i + 1), y)
         page.wait_for_timeout(PAUSE)
+    used = processor_seconds(pid) - used
     page.mouse.up()
     page.wait_for_timeout(1500)
     times: list[float] = page.evaluate("performance.getEntriesByName('refit').map(e => e.duration)")
@@ -229,6 +310,7 @@ def drag(page: Page) -> dict[str, Any]:
         "median_ms": statistics.median(times),
         "p90_ms": ordered[int(0.9 * (len(ordered) - 1))],
         "best_ms": ordered[0],
+        "processor_ms": 1000 * used / len(times),
     }
 
 
@@ -295,6 +377,8 @@ def _lines(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--runs", type=int, default=1000, help="of `many`")
+    parser.add_argument("--episodes", type=int, default=200_000, help="of `many`")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="scalerl-serve-"))
@@ -307,7 +391,9 @@ def main() -> None:
                 out["opens"] = opens(browser, folder / "opens", 200, 500)
                 print(json.dumps(out["opens"]), flush=True)
             if "many" in arguments.only:
-                out["many"] = opens(browser, folder / "many", 1000, 500)
+                out["many"] = opens(
+                    browser, folder / "many", arguments.runs, 500, arguments.episodes
+                )
                 print(json.dumps(out["many"]), flush=True)
             if out:
                 save("serve", out)

@@ -798,13 +798,47 @@ def toy_part(name: str) -> Callable[[], str]:
 
 
 def serve() -> str:
-    """A sentence: the live page with many runs."""
+    """The live page with many runs, a row a figure."""
     r = result("serve")["many"]
+    rows = [
+        ["all forecasts are there, from a cold start", f"{r['all_forecast_s']:.0f} s", ""],
+        ["the list opens", f"{r['open_s']:.1f} s", ""],
+        ["a quick fit follows a drag (median)", f"{r['drag']['median_ms']:.0f} ms", "100 ms"],
+        ["the same, 90th percentile", f"{r['drag']['p90_ms']:.0f} ms", ""],
+        ["memory of the server", f"{r['server_mb']:.0f} MB", "400 MB"],
+    ]
+    if "first_paint_s" in r:
+        rows.insert(1, ["first paint of the list", f"{r['first_paint_s']:.2f} s", "1 s"])
+    if reading := r.get("reading"):
+        filters = reading["filter_ms"]
+        slowest = max(filters, key=filters.__getitem__)
+        first = f"{reading['first_answer_s']:.2f} s"
+        count = f"{reading['episodes']:,} episodes of one run"
+        rows += [
+            [f"{count}: the first answer", first, "1 s"],
+            [f"the slowest filter of them, by {slowest}", f"{filters[slowest]:.0f} ms", "200 ms"],
+        ]
+    head = [f"{r['runs']:,} runs × {r['evaluations']} evaluations", "measured", "goal, below"]
+    return markdown(head, rows)
+
+
+def episodes() -> str:
+    """What recording episodes costs, and what it takes to read them."""
+    r = result("episodes")
+    recording, reading = r["recording"], r["reading"]["with_index"]
+    ms = recording["milliseconds_per_step"]
+    step = 1000 * recording["cpu_seconds_per_step"]
+    training = ms["choose"] + ms["make"] + ms["write"]
+    answer = 1000 * ms["validation"] * recording["steps"] / recording["answers"]
+    filters = reading["filter_and_histogram_processor_milliseconds"]
     return (
-        f"With {r['runs']:,} runs × {r['evaluations']} evaluations the page opens in "
-        f"{r['open_s']:.1f} s, every forecast is there after {r['all_forecast_s']:.0f} s, and the "
-        f"server holds {r['server_mb']:.0f} MB. A fit follows a drag within "
-        f"{r['drag']['median_ms']:.0f} ms (90th percentile: {r['drag']['p90_ms']:.0f} ms)."
+        f"In the tiny run, whose steps are the shortest there are ({step:.0f} ms of processor time "
+        f"with their share of the validations), choosing, encoding and writing the training "
+        f"episodes of a step takes {training:.1f} ms, {100 * training / step:.1f} %, and the "
+        f"answers of a validation {answer:.0f} µs each. With {r['reading']['episodes']:,} episodes "
+        f"the first answer takes "
+        f"{reading['first_answer_processor_seconds']:.2f} s of processor time, and the slowest "
+        f"filter with its histograms {max(filters.values()):.0f} ms."
     )
 
 
@@ -854,6 +888,7 @@ TABLES: dict[str, Callable[[], str]] = {
         recovery,
         checks,
         serve,
+        episodes,
         packages,
         recipe_presets,
         recipe_keys,

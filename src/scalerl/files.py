@@ -11,6 +11,7 @@ Whole files are written with `write_atomic`: a reader sees the old content or th
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import math
 import os
@@ -192,11 +193,15 @@ def to_json(
     >>> to_json({"low": 0.5, "high": float("inf")})
     '{"low": 0.5, "high": null}'
     """
-    separators = (",", ":") if compact else None
-    return json.dumps(
-        finite(value), indent=indent, separators=separators, ensure_ascii=ascii_only,
-        allow_nan=False,
+    write = functools.partial(
+        json.dumps, indent=indent, separators=(",", ":") if compact else None,
+        ensure_ascii=ascii_only, allow_nan=False,
     )  # fmt: skip
+    try:
+        return write(value)
+    except ValueError:
+        # Hardly ever: looking for NaN beforehand would take twice as long as writing.
+        return write(finite(value))
 
 
 def to_json_bytes(value: Any, *, indent: int | None = None) -> bytes:

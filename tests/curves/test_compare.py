@@ -71,6 +71,9 @@ def test_two_open_ceilings_get_no_verdict_and_the_reason_is_said():
     assert "both may be perfect" in words.verdict_sentence(pair, 0.9)
     long = compare(run("high", A=0.98), run("low", seed=1)).pairs[0]
     assert not long.both_open and long.winner == "high"
+    # Of several pairs, each sentence says which two it is about.
+    said = words.verdict_sentence(long, 0.9)
+    assert said.startswith("high has a higher ceiling than low, by 0.")
 
 
 def test_undecided_pairs_say_what_would_decide():

@@ -128,7 +128,7 @@ def get(address, path="/", timeout=600, **headers):
         return answer.status, dict(answer.headers), answer.read()
 
 
-def wait_for(what, seconds=600):
+def wait_for(what, seconds=180):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():

@@ -181,7 +181,18 @@ def ceiling_range(fit: Fit) -> str:
     if not fit.law.identifiable:
         return "no interval"
     low, high = fit.interval("A")
-    return f"{low:.2f} or more" if high >= OPEN_CEILING else f"{low:.2f} to {high:.2f}"
+    return f"{_from(low)} or more" if high >= OPEN_CEILING else f"{_from(low)} to {high:.2f}"
+
+
+def _from(low: float) -> str:
+    """The lower end of an open range with two digits, or with as many as tell it from 1.
+
+    >>> _from(0.873), _from(0.9962), _from(0.999997)
+    ('0.87', '0.996', '0.9999')
+    """
+    if low < 0.995:  # what two digits would write as 1.00
+        return f"{low:.2f}"
+    return score(low) if low < PRINTS_AS_ONE else _below_one(low)
 
 
 def ceiling_and_range(fit: Fit) -> tuple[str, str]:
@@ -424,12 +435,15 @@ def verdict_sentence(pair: Pair, level: float) -> str:
         # The interval is that of the second minus the first; the sentence is about the winner.
         if pair.winner == pair.a:
             low, high = -high, -low
+        other = pair.a if pair.winner == pair.b else pair.b
         return (
-            f"{pair.winner} has the higher ceiling, by {abs(pair.delta_a):.3f} "
+            f"{pair.winner} has a higher ceiling than {other}, by {abs(pair.delta_a):.3f} "
             f"({percent(level)}: {low:.3f} to {high:.3f}){pair.kept}{_lasts(pair)}."
         )
     if pair.verdict != "undecided":
-        return f"{verdict(pair)}{_lasts(pair)}."
+        # It begins with our own words here, not with a name.
+        said = verdict(pair)
+        return f"{said[0].upper()}{said[1:]}{_lasts(pair)}."
     if pair.tentative is not None:
         return f"No verdict yet on {pair.a} and {pair.b}{pair.unsettled}."
     if pair.alarm is not None:

@@ -25,8 +25,11 @@ from scalerl.runs.tail import parse_line
 HEAD_BYTES = 32_000
 #: Seconds that one call spends on lines without an entry in the index.
 INDEX_SECONDS = 2.0
-#: Seconds that one call spends on a search in texts.
+#: Seconds that one call spends on a search in texts, at most.
 SEARCH_SECONDS = 0.5
+#: Seconds that the first call spends on it: a page asks for the list and the histograms, and shows
+#: what both have found so far within 0.2 s.
+FIRST_SECONDS = 0.05
 #: Searches whose progress is kept.
 MAX_SEARCHES = 16
 #: Bytes of lines that a search reads at a time.
@@ -119,6 +122,8 @@ class _Search:
     searched: int = 0
     #: Episodes of the log when it began.
     seen: int = 0
+    #: When it began, by the monotonic clock.
+    begun: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,9 @@ class EpisodeLog:
         while len(self._searches) >= MAX_SEARCHES:
             self._searches.pop(next(iter(self._searches)))
         self._searches[wanted] = found
+        if seconds is not None:
+            # The longer a search has lasted, the less it matters that an answer comes at once.
+            seconds = min(seconds, max(time.monotonic() - found.begun, FIRST_SECONDS))
         self._continue(found, matches, prefilter(wanted), seconds)
         return Selection(
             np.asarray(sorted(found.hits), np.intp),

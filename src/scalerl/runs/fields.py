@@ -56,10 +56,11 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values; a field that is None, and None by default, is left out."""
         found = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None or each.default is not None:
-                found[each.name] = _plain(value)
+        kind: Any = type(self)
+        for name, shown_as_none in _written(kind):
+            value = getattr(self, name)
+            if value is not None or shown_as_none:
+                found[name] = _plain(value)
         return found
 
     @classmethod
@@ -80,12 +81,26 @@ class Record:
         return cls(*values)
 
 
+#: Types that JSON has, by exact type: what an episode has most of, its tokens, takes no call each.
+_SCALARS = frozenset({int, float, str, bool, type(None)})
+
+
+@cache
+def _written(cls: Any) -> tuple[tuple[str, bool], ...]:
+    """For every field: its name, and whether it is written when it is None."""
+    return tuple((each.name, each.default is not None) for each in fields(cls))
+
+
 def _plain(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
+        if _SCALARS.issuperset(map(type, value)):
+            return list(value)
         return [_plain(v) for v in value]
     return value
 

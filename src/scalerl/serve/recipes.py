@@ -5,6 +5,7 @@ A recipe is kept flat, `optimiser.lr` → 0.0002, because a thousand of them are
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.files import to_json, to_json_bytes
+from scalerl.recipe import Recipe
 from scalerl.runs.interventions import SAME_CURVE
 from scalerl.text import shorten
 
@@ -46,6 +48,13 @@ class FlatRecipe:
         ...     for s, n in ((0, "cispo"), (1, "cispo"), (0, "gspo")))
         >>> first.id == second.id, first.id == third.id, second.seed, third.values
         (True, False, 1, (0, 'gspo'))
+
+        A key with its default is the same as none: an earlier version may not have had it.
+
+        >>> kept = {"seed": 0, "loss": {"name": "cispo"}, "precision": {"routing": "own"}}
+        >>> changed = kept | {"precision": {"routing": "replay"}}
+        >>> [FlatRecipe.from_values(each).id == first.id for each in (kept, changed)]
+        [True, False]
         """
         found = dict(_leaves(recipe, "", MAX_KEYS))
         if not found:
@@ -54,6 +63,9 @@ class FlatRecipe:
         same = {k: v for k, v in found.items() if not k.startswith(SAME_CURVE)}
         for key in SEED_KEYS:
             same.pop(key, None)
+        # A key that an earlier version did not have yet is what it is by default, and the seeds of
+        # a recipe may have been trained by several versions.
+        same = {k: v for k, v in same.items() if not _is_default(k, v)}
         text = to_json(sorted(same.items()))
         seed = found.get("seed")
         return FlatRecipe(
@@ -62,6 +74,18 @@ class FlatRecipe:
             seed if type(seed) is int else None,
             hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12],
         )
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """The values of ScaleRL's recipe by dotted key."""
+    return dict(_leaves(Recipe().to_dict(), "", MAX_KEYS))
+
+
+def _is_default(key: str, value: Any) -> bool:
+    default = _defaults().get(key, _ABSENT)
+    # By type as well: 1, 1.0 and true are equal to Python.
+    return type(default) is type(value) and bool(default == value)
 
 
 #: Sets of keys that are shared between recipes: recipes of one version have the same.

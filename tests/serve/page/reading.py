@@ -21,9 +21,12 @@ def until(page, what):
 
 def episodes_of(address, name, query=""):
     """The address of a run's episodes."""
-    found = json.loads(get(address, "/api/runs")[2])
-    key = next(run["id"] for run in found if run["name"] == name)
-    return f"{address}#/episodes/{key}{query}"
+
+    def ids():
+        found = json.loads(get(address, "/api/runs")[2])
+        return [run["id"] for run in found if run["name"] == name]
+
+    return f"{address}#/episodes/{wait_for(ids)[0]}{query}"
 
 
 def violations(page):

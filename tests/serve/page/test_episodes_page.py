@@ -275,6 +275,7 @@ def test_every_part_is_accessible_and_nothing_jumps(read, address, width, height
 
     def check(part):
         page.wait_for_timeout(200)
+        until(page, "!document.querySelector('.busy')")  # fainter until the answer is there
         shot(page, f"{name}-{part}")
         found[part] = violations(page) | ({"wide": True} if is_wide(page) else {})
 

@@ -92,7 +92,8 @@ def test_conditions_filter_by_recipe_facts_and_words(open_page, address, ids):
         search.fill(text)
         wait_for(lambda count=count: rows(page).count() == count)
     search.fill("seed=1")
-    again = open_page(page.url)
+    wait_for(lambda: rows(page).count() == 2)
+    again = open_page(page.evaluate("location.href"))
     wait_for(lambda: rows(again).count() == 2)
 
 
@@ -258,7 +259,7 @@ def test_a_study_begins_with_its_curves(open_page, address, ids, shot):
     page.get_by_role("link", name="study", exact=True).click()
     page.locator("#curves svg").first.wait_for()
     assert page.locator("#curves svg").count() == 2
-    order = page.evaluate("[...document.querySelectorAll('#view h2')].map(h => h.textContent)")
+    order = page.locator("#view h2:visible").all_inner_texts()
     assert order[0] == "Curves"
     page.locator("#curves svg").nth(1).hover()
     wait_for(lambda: "FLOPs" in page.locator("#curves .tip").inner_text())

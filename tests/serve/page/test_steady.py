@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_records import made_run
+from reading import violations
 from serving import process, wait_for
 from test_page import fact, open_run, taken, until
 
@@ -78,6 +79,8 @@ VIEWS = {
     "young": ("#/run/{young}", "document.querySelector('.lead')?.textContent.length > 9"),
     "over": ("#/?with={first},{second}",
              "document.querySelector('#over + .lead')?.textContent.length > 9"),
+    "group": ("#/?group=1", "document.querySelectorAll('.list tbody tr.grouped').length > 2"),
+    "metrics": ("#/metrics?with={first},{second}", "document.querySelector('.metric canvas')"),
     "studies": ("#/studies", "document.querySelector('.members')"),
     "study": ("#/study/{study}", "document.querySelector('#variants table')"),
 }  # fmt: skip
@@ -85,7 +88,9 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
-def test_nothing_moves_while_a_page_fills(browser, address, ids, view, width, height, shot):
+def test_nothing_moves_while_a_page_fills_and_it_is_accessible(
+    browser, address, ids, view, width, height, shot
+):
     where, filled = VIEWS[view]
     scheme = "dark" if width < 500 else "light"
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
@@ -96,6 +101,8 @@ def test_nothing_moves_while_a_page_fills(browser, address, ids, view, width, he
     page.wait_for_timeout(1200)  # the slow answer, and panels
     assert page.evaluate("window.shifted") < MOST_SHIFT
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    until(page, "!document.querySelector('.busy, .stale')")  # fainter until the answer is there
+    assert violations(page) == {}
     shot(page, f"steady-{view}-{width}", full_page=True)
     context.close()
 

@@ -4,7 +4,11 @@
 // two bytes, 8 MB.
 export const MOST_WORDS = 2000;
 
-const words = (text) => text.slice(0, 20 * MOST_WORDS).match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || [];
+// Characters up to which a run of letters and digits is one word; a longer one (a notation without
+// spaces) is compared character by character.
+const MOST_OF_WORD = 20;
+const parted = (word) => word.length > MOST_OF_WORD && /[\p{L}\p{N}]/u.test(word) ? [...word] : [word];
+const words = (text) => text.slice(0, 20 * MOST_WORDS).match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu)?.flatMap(parted) ?? [];
 
 // [["same" | "old" | "new", text], …], and whether both texts were compared to their ends.
 export function diff(before, after) {

@@ -30,7 +30,9 @@ export function filterBar(state, changed) {
   } });
   const word = (key, hint, label) => inputs[key] = el("input", { type: "search", placeholder: hint, "aria-label": label, value: state[key], onchange: () => set(key, inputs[key].value.trim()) });
   let typing = null;
-  const text = inputs.text = el("input", { type: "search", class: "words", placeholder: "find in text", "aria-label": "Find in text", "aria-keyshortcuts": "f /", value: state.text, oninput: () => { clearTimeout(typing); typing = setTimeout(() => set("text", text.value), 200); } });
+  const text = inputs.text = el("input", { type: "search", class: "words", placeholder: "find in text", "aria-label": "Find in text", "aria-keyshortcuts": "f /", value: state.text, oninput: () => { clearTimeout(typing); typing = setTimeout(search, 200); }, onchange: () => search() });
+  // Also when the field is left, or the next field's change would put back the old text.
+  const search = () => { clearTimeout(typing); if (text.value !== state.text) set("text", text.value); };
   const toggle = (key, label, title) => inputs[key] = el("button", { type: "button", title, "aria-pressed": "false", onclick: () => set(key, state[key] ? "" : "1") }, label);
   const sort = el("select", { "aria-label": "Order", onchange: () => set("sort", sort.value) }, Object.entries(SORTS).map(([value, label]) => el("option", { value }, label)));
   const clear = el("button", { type: "button", onclick: () => { for (const key of FILTERS) state[key] = ""; changed("all"); } }, "clear filters");

@@ -65,7 +65,8 @@ export function rows(episode, colour, read = () => {}) {
     row.map((segment, i) => {
       const text = body(segment, colour);
       if (text.classList.contains("tokens")) watch(text, segment, read);
-      return el("section", { class: `segment ${sourceOf(segment, i)}`, "aria-label": sourceOf(segment, i) }, head(segment, i), text);
+      // A group, not a section: an episode of many turns would be a hundred landmarks of one name.
+      return el("div", { class: `segment ${sourceOf(segment, i)}`, role: "group", "aria-label": sourceOf(segment, i) }, head(segment, i), text);
     })));
 }
 

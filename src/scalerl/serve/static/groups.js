@@ -1,7 +1,8 @@
 // Seeds of one recipe as one line of the list: means, and the spread between the seeds.
 
-// What seeds share: the recipe without its seed; of a log, the group that its importer found.
-export const groupOf = (run) => run.recipe_id || (run.group ? `group ${run.group}` : "");
+// What seeds share: the recipe without its seed, and its name; of a log, the group that its importer
+// found. Without commas: the address lists the groups that are unfolded.
+export const groupOf = (run) => run.recipe_id || run.group ? `${run.recipe_id || "group"} ${run.group || ""}`.replaceAll(",", " ") : "";
 
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
@@ -23,6 +24,7 @@ export function summary(runs) {
     live: runs.some((r) => r.status === "running" || r.status === "growing"),
     step: of((r) => r.step), compute: of((r) => r.compute), pass: of((r) => r.pass_rate),
     ceiling: of((r) => r.forecast && !r.forecast.alarm && r.forecast.identified ? r.forecast.A : null),
+    open: runs.filter((r) => r.forecast && !r.forecast.alarm && !r.forecast.identified).length,
     gain: of((r) => r.forecast && !r.forecast.alarm ? r.forecast.next_doubling.gain : null),
     alarms: runs.filter((r) => r.forecast?.alarm).length,
     warnings: runs.reduce((sum, r) => sum + r.warnings, 0),

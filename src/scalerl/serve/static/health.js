@@ -3,7 +3,7 @@
 import { link } from "./place.js";
 import { amount, el } from "./base.js";
 import { ask, setText } from "./dom.js";
-import { parse } from "./words.js";
+import { parse, waits } from "./words.js";
 
 // Steps that the means are over.
 const LAST = 50;
@@ -49,7 +49,7 @@ function waiting({ waits: w }) {
   return card("What waits for what", look,
     el("h4", {}, "Trainer"), ...bar([["trains", t.train, "p0"], ["waits for checks or environments", t.check_wait, "p1"], ["waits for rollouts", t.rollout_wait, "rest"]]),
     el("h4", {}, "Generators"), ...bar([["write", g.generate, "p0"], ["load weights", g.hand_over, "p2"], ["wait", g.wait, "rest"]]),
-    w.now ? el("p", { class: "small" }, `Now: ${w.now}.`) : "");
+    w.now ? el("p", { class: "small" }, `Now: ${waits({ waits_for: w.now })}.`) : "");
 }
 
 function prompts({ prompts: p, held_out: h }) {

@@ -8,7 +8,7 @@ import { groupOf, summary } from "./groups.js";
 import { hear, received, runs } from "./live.js";
 import { overlay } from "./overlay.js";
 import { here, link, note } from "./place.js";
-import { allKeys, differing, fullKey, hasRecipe, loadRecipes, shortKey, valueOf } from "./recipes.js";
+import { allKeys, differing, fullKey, hasRecipe, loadRecipes, shortKey, telling, valueOf } from "./recipes.js";
 import { COLUMNS, RECIPE_WIDTH, groupRow, runRow } from "./rows.js";
 import { parse } from "./words.js";
 
@@ -88,7 +88,7 @@ export function listView(main) {
 
   function chooseColumns(list) {
     const wanted = state.cols === null
-      ? differing(list.filter((r) => hasRecipe(r.id)).map((r) => r.id)).filter((key) => key !== "seed" || !state.group).slice(0, MOST_COLUMNS)
+      ? telling(list.map((r) => r.id).filter(hasRecipe), MOST_COLUMNS).filter((key) => key !== "seed" || !state.group)
       : state.cols.map(fullKey).filter(Boolean);
     if (head.children.length && wanted.join() === state.columns.join()) return;
     state.columns = wanted;

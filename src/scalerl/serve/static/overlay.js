@@ -90,7 +90,7 @@ export function overlay(section, state, keep, { most, mostPooled }) {
     // A row of the table for each run, and what is above it: the list below must not move later.
     const phone = matchMedia("(max-width: 46rem)").matches;
     const lines = state.seeds ? recipesOf(ids).size : state.with.size;
-    section.style.minHeight = `${(phone ? 760 : 560) + (phone ? 62 : 52) * lines}px`;
+    section.style.minHeight = `${(phone ? 760 : 560) + (phone ? 132 : 52) * lines}px`;
     if (!ids.length) { close(); return; }
     if (!chart) build();
     if (state.budget !== null && document.activeElement !== budget) budget.value = amount(state.budget);

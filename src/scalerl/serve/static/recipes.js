@@ -28,24 +28,46 @@ export function valueOf(id, text) {
   return column ? column.values[column.of[at]] : table.same[key];
 }
 
-// Keys in which these runs differ, in the order of the recipe; what only names a run comes last.
+// Keys in which these runs differ, in the order of the recipe; what only names a run is left out, and
+// the seed comes last.
 const NAMES = ["seed", "name", "description", "source"];
-export function differing(ids) {
-  const at = ids.map((id) => places.get(id)).filter((i) => i !== undefined);
-  const found = Object.keys(table.differ).filter((key) => {
-    const { of } = table.differ[key];
-    return at.some((i) => of[i] !== of[at[0]]);
-  });
-  // Keys that some of them lack come later: often another version of scalerl wrote the recipe.
-  const lacks = (key) => { const { of, values } = table.differ[key]; return at.some((i) => values[of[i]] === null); };
-  const named = found.filter((key) => !NAMES.includes(key));
-  return [...named.filter((key) => !lacks(key)), ...named.filter(lacks), ...found.filter((key) => key === "seed")];
+export const differing = (ids) => ordered(valuesAmong(ids));
+
+// The values of each key in which these runs differ; null where a run has none.
+function valuesAmong(ids) {
+  const at = ids.map((id) => places.get(id)).filter((i) => i !== undefined), found = new Map();
+  for (const [key, { of, values }] of Object.entries(table.differ)) {
+    const mine = new Set(at.map((i) => values[of[i]]));
+    if (mine.size > 1) found.set(key, mine);
+  }
+  return found;
 }
 
-// The last part of a key, with the one before it where another key of the list ends the same.
+function ordered(found) {
+  // Keys that some of them lack come later: often another version of scalerl wrote the recipe.
+  const named = [...found.keys()].filter((key) => !NAMES.includes(key)), lacks = (key) => found.get(key).has(null);
+  return [...named.filter((key) => !lacks(key)), ...named.filter(lacks), ...(found.has("seed") ? ["seed"] : [])];
+}
+
+// Sections that change neither what a step learns nor how it is sampled.
+const LATER = ["validation", "budget", "checkpoint", "compute", "placement", "record", "seed"];
+
+// So many of the keys in which these runs differ, in the order of the recipe: those that all of them
+// have and that learning depends on, and of these the ones with the most values, since a knob that was
+// swept has more values than one that two recipes differ in.
+export function telling(ids, most) {
+  const found = valuesAmong(ids), keys = ordered(found);
+  const later = (key) => LATER.includes(key.split(".")[0]) || found.get(key).has(null);
+  const chosen = [...keys].sort((a, b) => later(a) - later(b) || found.get(b).size - found.get(a).size).slice(0, most);
+  return keys.filter((key) => chosen.includes(key));
+}
+
+// The last part of a key, with the one before it where it says little by itself, or another key of the
+// list ends the same.
+const VAGUE = ["name", "path", "dataset", "k", "rank", "mode", "history", "threshold", "every", "steps"];
 export function shortKey(key, others) {
   const parts = key.split("."), last = parts.at(-1);
-  const twice = others.some((other) => other !== key && other.split(".").at(-1) === last);
+  const twice = VAGUE.includes(last) || others.some((other) => other !== key && other.split(".").at(-1) === last);
   return twice ? parts.slice(-2).join(".") : last;
 }
 

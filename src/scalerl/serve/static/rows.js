@@ -8,15 +8,15 @@ import { ago, score, signed, waits } from "./words.js";
 
 // Key, head, where it is hidden, what is sorted by, and its width in rem.
 export const COLUMNS = [
-  ["name", "Run", "", (r) => r.name.toLowerCase(), 18],
-  ["status", "Status", "", (r) => r.status, 9],
+  ["name", "Run", "", (r) => r.name.toLowerCase(), 17],
+  ["status", "Status", "", (r) => r.status, 8],
   ["step", "Step", "hide-narrow", (r) => r.step, 3.6],
-  ["compute", "Compute", "hide-phone", (r) => r.compute, 6.2],
-  ["pass", "Pass rate", "", (r) => r.pass_rate, 6.2],
+  ["compute", "Compute", "hide-phone", (r) => r.compute, 7],
+  ["pass", "Pass rate", "", (r) => r.pass_rate, 6.4],
   ["ceiling", "Ceiling", "", (r) => r.forecast && !r.forecast.alarm ? (r.forecast.identified ? r.forecast.A : r.forecast.A - 10) : null, 9.6],
   ["gain", "Next doubling", "hide-narrow", (r) => r.forecast && !r.forecast.alarm ? r.forecast.next_doubling.gain : null, 7.4],
-  ["alarms", "Alarms", "hide-narrow", (r) => (r.forecast?.alarm ? 1000 : 0) + r.warnings || null, 4.8],
-  ["changed", "Changed", "hide-narrow", (r) => r.changed, 4.6],
+  ["alarms", "Alarms", "hide-narrow", (r) => (r.forecast?.alarm ? 1000 : 0) + r.warnings || null, 5.6],
+  ["changed", "Changed", "hide-narrow", (r) => r.changed, 5.6],
 ];
 // Width of a column with values of a recipe, in rem.
 export const RECIPE_WIDTH = 5.4;
@@ -67,9 +67,11 @@ export function runRow(run, state, toggle) {
     setText(where, folder);
     status.className = `status ${r.status}`;
     setText(status, r.status);
-    setText(doing, short(waits(r) || r.why || "", 90));
-    doing.title = waits(r) || r.why || "";
-    bar.hidden = !r.budget || r.status === "ended";
+    // That a run ended with its budget is what was planned: its step says as much.
+    const told = waits(r) || (r.status === "ended" && /^budget\b/.test(r.why || "") ? "" : r.why) || "";
+    setText(doing, short(told, 90));
+    c.status.title = waits(r) || r.why || "";
+    bar.hidden = !r.budget || ["ended", "failed"].includes(r.status);
     if (r.budget) { bar.firstChild.style.width = `${100 * r.budget.share}%`; bar.title = r.budget.text; }
     setText(c.step, r.step === null ? "" : r.step.toLocaleString("en"));
     c.compute.replaceChildren(...(r.compute === null ? [] : [`${amount(r.compute)} `, el("span", { class: "range" }, r.unit)]));
@@ -118,8 +120,9 @@ export function groupRow(key, { open, draw, toggle, pickAll }) {
     c.compute.replaceChildren(...(s.compute && s.units.length === 1 ? [`${amount(s.compute.high)} `, el("span", { class: "range" }, s.units[0])] : []));
     both(c.pass, s.pass, score);
     both(c.ceiling, s.ceiling, score);
+    if (!s.ceiling && s.open) c.ceiling.replaceChildren(el("span", { title: "the points allow too many ceilings to quote one" }, "open"));
     both(c.gain, s.gain, signed);
-    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag", title: "runs in decline" }, `alarm ×${s.alarms}`)] : []), ...(s.warnings ? [warned(s.warnings)] : []));
+    c.alarms.replaceChildren(...(s.alarms ? [el("span", { class: "flag", title: "runs in decline" }, s.alarms > 1 ? `alarm ×${s.alarms}` : "alarm")] : []), ...(s.warnings ? [warned(s.warnings)] : []));
     setText(c.changed, since(s.changed));
     const spark = meanSpark(runs);
     const size = spark && extent([...spark.low, ...spark.high]);

@@ -116,7 +116,14 @@ export function runView(main, id) {
   function filled() {
     for (const each of [facts, above]) each.classList.remove("filling");
     below.hidden = false;
+    reachable();
   }
+
+  // A long answer scrolls by itself: it is reached by keyboard.
+  function reachable() {
+    for (const each of below.querySelectorAll("pre")) if (each.scrollHeight > each.clientHeight) each.tabIndex = 0;
+  }
+  below.addEventListener("toggle", reachable, true);
 
   // ---- data
   async function load() {
@@ -301,6 +308,7 @@ export function runView(main, id) {
       adopt(inside, found.html || "<p class=\"small\">Nothing but its curve is known of this run.</p>");
       inside.querySelectorAll("details").forEach((d, i) => { d.open = Boolean(kept[i]); });
       adopt(answers, found.answers);
+      reachable();
       pickRow.hidden = found.answered.length < 2;
       const steps = found.answered.map(String);
       if (steps.join() !== [...pickStep.options].map((o) => o.value).join()) pickStep.replaceChildren(...steps.map((s) => el("option", { value: s }, s)));

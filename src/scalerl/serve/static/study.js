@@ -16,7 +16,7 @@ export function studiesView(main) {
     if (!open || !list) return;
     if (!list.length) { box.replaceChildren(el("div", { class: "empty" }, el("p", {}, "No studies here yet. Start one: "), el("pre", {}, el("code", {}, "scalerl study DIR scalerl tiny --leave-one-out")))); return; }
     box.replaceChildren(el("div", { class: "members" }, ...list.map((s) => el("article", { class: "card" },
-      el("h3", {}, el("a", { href: link("study", s.id) }, s.name)),
+      el("h2", {}, el("a", { href: link("study", s.id) }, s.name)),
       el("p", { class: "small" }, s.problem || `${s.members} runs: ${Object.entries(s.status).map(([word, n]) => `${n} ${word}`).join(", ")}`),
       el("p", { class: "small" }, s.where)))));
   }
