@@ -109,12 +109,17 @@ def kept_runs() -> list[Path]:
 
 def measure(changes: dict[str, Any], folder: Path, first: int = 0) -> dict[str, Any]:
     """Runs of a setting: medians, and the step seconds of each."""
-    found = []
-    for seed in range(first, first + REPEATS):
-        train(recipe_of(changes | {"seed": seed}), folder / str(seed))
-        found.append(calibrate(folder / str(seed)).measured)
+    found = [
+        one(changes | {"seed": seed}, folder / str(seed)) for seed in range(first, first + REPEATS)
+    ]
     medians: dict[str, Any] = {name: float(np.median([f[name] for f in found])) for name in BARS}
     return medians | {"repeats": [f["step_seconds"] for f in found]}
+
+
+def one(changes: dict[str, Any], out: Path) -> dict[str, float]:
+    """What one run of a setting measures."""
+    train(recipe_of(changes), out)
+    return calibrate(out).measured
 
 
 def compared(
@@ -130,7 +135,13 @@ def compared(
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (name, changes) in enumerate(settings.items()):
+            # A run of the base setting beside each setting: how far the machine has drifted.
+            now = (
+                known.get(name, {}).get("base_seconds")
+                or one({"seed": i}, Path(folder) / f"base-{i}")["step_seconds"]
+            )
             measured = known.get(name) or measure(changes, Path(folder) / str(i))
+            measured["base_seconds"] = now
             guess = guesses[name]
             error = {n: guess[n] - measured[n] for n in BARS}
             error["step_seconds"] = guess["step_seconds"] / measured["step_seconds"] - 1
@@ -208,6 +219,9 @@ def main() -> None:
         "measured": {name: float(np.median([m[name] for m in own])) for name in BARS},
     }
     print(f"the calibration itself: {json.dumps(base)}")
+    now = float(np.median([row["measured"]["base_seconds"] for row in rows]))
+    found["drift"] = now / base["measured"]["step_seconds"] - 1
+    print(f"the base setting beside these runs: {now:.3f} s a step, {found['drift']:+.0%}")
     save("planner_lab", {"rows": rows, "summary": found, "base": base}, path)
 
 
