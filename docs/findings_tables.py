@@ -255,9 +255,11 @@ def _any_collapse(r: Result) -> tuple[str, str]:
         for cell in line["cells"][1:]
         if cell["runs"] and cell["p_unstable"][0] > 0.5
     ]
-    doses = {line["line"]: line["words"] for line in r["lines"]}
-    said = "; ".join(f"{name}: {words}" for name, words in doses.items())
-    return ("holds" if lost else "does not hold up to the largest dose"), said
+    if lost:
+        return "holds", f"most runs are unstable at {', '.join(lost)}"
+    last = [line["cells"][-1] for line in r["lines"]]
+    said = ", ".join(f"{c['unstable']} of {c['runs']} at {c['variant']}" for c in last)
+    return "does not hold up to the largest dose", f"unstable runs: {said}"
 
 
 def _line_falls(r: Result, line: str) -> tuple[str, str]:
