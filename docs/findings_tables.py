@@ -32,6 +32,8 @@ SURE = 0.97
 MARGIN = 0.02
 #: Of a comparison that leaves open which is higher, but not that one is below by the margin.
 NOT_BELOW = f"not below by {MARGIN:g}".replace("0.", ".")
+#: Verdicts that say that one is not lower than the other.
+AS_HIGH = (NOT_BELOW, "no difference")
 Result = dict[str, Any]
 
 
@@ -158,7 +160,8 @@ class Claim:
 
 
 def _below(r: Result, line: str, other: str) -> tuple[str, str]:
-    """Whether a line is below another at some doses, and never above it."""
+    """Whether a line is below another at some doses, never above it, and at no larger dose as
+    high."""
     at: dict[str, list[str]] = {}
     for each in [*r["between"], *r["within"]]:
         (mine, dose), (theirs, their_dose) = (
@@ -168,7 +171,8 @@ def _below(r: Result, line: str, other: str) -> tuple[str, str]:
             continue
         verdict = _beside(each, turned=mine == other)
         at.setdefault(verdict, []).append(dose)
-    return _decided(at, f"{line}, by {r['dose']}")
+    doses = [cell["label"] for cell in r["lines"][0]["cells"]]
+    return _decided(at, f"{line}, by {r['dose']}", doses)
 
 
 def _beside(each: Result, *, turned: bool) -> str:
@@ -187,13 +191,16 @@ def _beside(each: Result, *, turned: bool) -> str:
     return str(each["verdict"])
 
 
-def _decided(at: dict[str, list[str]], key: str) -> tuple[str, str]:
+def _decided(at: dict[str, list[str]], key: str, doses: Sequence[str] = ()) -> tuple[str, str]:
+    """`doses`: those of the force, the mildest first, where the lines are compared at doses."""
     said = "; ".join(f"{verdict} at {', '.join(doses)}" for verdict, doses in at.items())
     verdict = "undecided"
     if "above" in at:
         verdict = "does not hold" if "below" not in at else "depends on the dose"
     elif "below" in at:
-        verdict = "holds"
+        decided = [d for d in doses if any(d in at.get(v, []) for v in ("below", *AS_HIGH))]
+        holds = not decided or decided[-1] in at["below"]
+        verdict = "holds" if holds else "depends on the dose"
     elif at and "undecided" not in at:
         verdict = "does not hold"
     return verdict, f"{key}: {said}" if said else ""
@@ -248,9 +255,11 @@ def _any_collapse(r: Result) -> tuple[str, str]:
         for cell in line["cells"][1:]
         if cell["runs"] and cell["p_unstable"][0] > 0.5
     ]
-    doses = {line["line"]: line["words"] for line in r["lines"]}
-    said = "; ".join(f"{name}: {words}" for name, words in doses.items())
-    return ("holds" if lost else "does not hold up to the largest dose"), said
+    if lost:
+        return "holds", f"most runs are unstable at {', '.join(lost)}"
+    last = [line["cells"][-1] for line in r["lines"]]
+    said = ", ".join(f"{c['unstable']} of {c['runs']} at {c['variant']}" for c in last)
+    return "does not hold up to the largest dose", f"unstable runs: {said}"
 
 
 def _line_falls(r: Result, line: str) -> tuple[str, str]:
@@ -298,12 +307,17 @@ CLAIMS = (
           functools.partial(_cells_below, cells="bf16", others="fp32")),
     Claim("BF16 heads end below FP16 heads", "2510.26788", "precision",
           functools.partial(_cells_below, cells="bf16", others="fp16")),
-    Claim("Truncation breaks runs that interruption keeps stable", "ScaleRL", "length",
+    Claim("Truncated answers break runs", "ScaleRL", "length", _any_collapse),
+    Claim("Interruption ends above no control of length", "ScaleRL", "length",
           functools.partial(_below, line="neither", other="interruption")),
+    Claim("Interruption ends above a penalty on length", "ours", "length",
+          functools.partial(_below, line="penalty", other="interruption")),
     Claim("The best number of rollouts per prompt grows with compute", "2603.12151", "group",
           _grows),
     Claim("No-positive-resampling ends above uniform sampling", "ScaleRL", "data",
           functools.partial(_below, line="uniform", other="no-positive-resampling")),
+    Claim("Solved prompts that may return end above solved prompts dropped for good", "ours",
+          "data", functools.partial(_below, line="no-positive-resampling", other="with-a-way-back")),
     Claim("A small pool of prompts lowers the held-out pass rate", "ScaleRL", "data",
           functools.partial(_line_falls, line="uniform")),
 )  # fmt: skip

@@ -57,6 +57,7 @@ def _lab_summary(part: str, summary: dict[str, float]) -> str:
         f"{100 * summary['step_seconds_worst']:.0f} %, staleness within "
         f"{summary['staleness_worst']:.2f}, waits within "
         f"{100 * max(summary['generator_wait_worst'], summary['trainer_wait_worst']):.0f} points"
+        + (f", drift {100 * summary['drift']:+.0f} %" if "drift" in summary else "")
     )
 
 

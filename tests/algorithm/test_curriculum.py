@@ -114,6 +114,46 @@ def test_a_retired_prompt_stays_until_its_epoch_ends_and_never_returns():
     assert prompts.epoch == 20
 
 
+@pytest.mark.parametrize("away", [1, 3])
+def test_a_retired_prompt_returns_after_so_many_epochs(away):
+    prompts = Curriculum(NAMES, NoPositiveResampling(return_after=away), seed=0)
+    prompts.draw(5)
+    prompts.record("a", 16, 16)
+    prompts.record("a", 0, 16)  # a worse group does not bring it back sooner
+    for _ in range(away):
+        assert sorted(prompts.draw(4)) == NAMES[1:]
+    assert sorted(prompts.draw(5)) == NAMES
+    assert prompts.retired == 0
+
+
+def test_a_returned_prompt_that_is_still_easy_leaves_again():
+    prompts = Curriculum(NAMES, NoPositiveResampling(return_after=1), seed=0)
+    prompts.draw(5)
+    prompts.record("a", 16, 16)
+    prompts.draw(4 + 5)
+    prompts.record("a", 16, 16)
+    assert sorted(prompts.draw(4)) == NAMES[1:]
+
+
+def test_with_a_way_back_prompts_never_run_out():
+    prompts = Curriculum(NAMES, NoPositiveResampling(return_after=2), seed=0)
+    for name in NAMES:
+        prompts.record(name, 16, 16)
+    assert sorted(prompts.draw(10)[5:]) == NAMES
+    assert prompts.epoch == 3
+    assert not prompts.exhausted
+
+
+def test_a_state_of_before_prompts_could_return_is_loaded():
+    prompts = Curriculum(NAMES, NoPositiveResampling(), seed=0)
+    prompts.record("a", 16, 16)
+    state = prompts.state_dict()
+    del state["retired_in"], state["rule"]["return_after"]
+    again = Curriculum(NAMES, NoPositiveResampling(), seed=0)
+    again.load_state_dict(state)
+    assert again.draw(9) == prompts.draw(9)
+
+
 def test_a_late_result_applies_from_the_epoch_after():
     prompts = Curriculum(NAMES, NoPositiveResampling(), seed=0)
     prompts.draw(6)
@@ -188,6 +228,7 @@ def test_running_out_of_prompts_is_said_not_looped_over():
         (lambda: NoPositiveResampling(threshold=0.0), "not in"),
         (lambda: NoPositiveResampling(threshold=1.1), "choose uniform"),
         (lambda: NoPositiveResampling(history="median"), "'latest' or 'mean'"),
+        (lambda: NoPositiveResampling(return_after=-1), "or 0 to retire"),
         (lambda: Curriculum(NAMES, Uniform(), 0).draw(-1), "cannot draw -1"),
         (lambda: Curriculum(NAMES, Uniform(), 0).record("z", 1, 2), "not in this curriculum"),
         (lambda: Curriculum(NAMES, Uniform(), 0).record("a", 3, 2), "is impossible"),
@@ -299,9 +340,13 @@ class Twins(RuleBasedStateMachine):
     """A curriculum that is saved and restored before every step does the same as one that never
     is."""
 
-    @initialize(seed=st.integers(0, 5), history=st.sampled_from(["latest", "mean"]))
-    def begin(self, seed, history):
-        self.made = (NAMES, NoPositiveResampling(history=history), seed)
+    @initialize(
+        seed=st.integers(0, 5),
+        history=st.sampled_from(["latest", "mean"]),
+        away=st.integers(0, 2),
+    )
+    def begin(self, seed, history, away):
+        self.made = (NAMES, NoPositiveResampling(history=history, return_after=away), seed)
         self.steady, self.restarted = Curriculum(*self.made), Curriculum(*self.made)
 
     def both(self, act):

@@ -4,7 +4,9 @@ section 3.7).
 No-Positive-Resampling keeps the pass rate of every prompt and removes a prompt *permanently from
 later epochs* once that rate reaches 0.9 (an easy prompt stays easy). The prompt stays in the
 current epoch. With 16 rollouts per group that means 15 of 16 correct. Uniform sampling draws every
-prompt once in every epoch.
+prompt once in every epoch. Between the two, `return_after` brings a prompt back after so many
+epochs, to be retired again if it is still easy: with few prompts, training on the hard ones alone
+unlearns the easy ones (docs/findings/data.md).
 
 The order of epoch e is a pure function of (seed, e, prompts left at its start): prompts sorted by a
 hash of (seed, e, prompt). There is no generator state to save, a removed prompt does not reshuffle
@@ -80,10 +82,12 @@ CURRICULA: Registry[Callable[..., RetirementRule]] = Registry(
 @dataclass(frozen=True, slots=True)
 class NoPositiveResampling:
     """Retire a prompt with a pass rate of at least `threshold`. The paper does not say whether the
-    rate is that of the latest group or of all groups: `history` chooses (`latest` | `mean`)."""
+    rate is that of the latest group or of all groups: `history` chooses (`latest` | `mean`).
+    After `return_after` epochs without it a prompt is drawn again; 0: never."""
 
     threshold: float = DEFAULTS.threshold
     history: Literal["latest", "mean"] = DEFAULTS.history
+    return_after: int = DEFAULTS.return_after
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -93,6 +97,11 @@ class NoPositiveResampling:
             )
         if self.history not in ("latest", "mean"):
             raise InputError(f"history rule {self.history!r} is unknown: use 'latest' or 'mean'")
+        if self.return_after < 0:
+            raise InputError(
+                f"return_after {self.return_after} is below 0: give a number of epochs, or 0 to "
+                "retire prompts for good"
+            )
 
     def retires(self, history: History) -> bool:
         rate = history.latest if self.history == "latest" else history.mean
@@ -130,7 +139,8 @@ class Curriculum:
 
     Made for an asynchronous pipeline with one owner: a prompt is drawn long before its pass rate is
     known, and the result may arrive after the next epoch has begun. A retirement takes effect with
-    the next epoch that begins. It is final: a later, worse group does not bring the prompt back.
+    the next epoch that begins. A later, worse group does not bring the prompt back: it returns when
+    the rule's `return_after` epochs are over, or never.
     """
 
     def __init__(self, prompts: Sequence[PromptId], rule: RetirementRule, seed: int) -> None:
@@ -142,9 +152,12 @@ class Curriculum:
             twice = next(p for p, n in Counter(self._prompts).items() if n > 1)
             raise InputError(f"prompt {twice!r} is given twice: prompt ids must be unique")
         self._rule = rule
+        # A rule of the user need not have one.
+        self._return_after = int(getattr(rule, "return_after", 0))
         self._seed = seed
         self._histories: dict[PromptId, History] = {}
-        self._retired: set[PromptId] = set()
+        #: Retired prompts, each with the epoch in which it was retired.
+        self._retired: dict[PromptId, int] = {}
         self._begin(epoch=0, absent=frozenset())
 
     def _begin(self, epoch: int, absent: frozenset[PromptId]) -> None:
@@ -160,14 +173,15 @@ class Curriculum:
 
     @property
     def retired(self) -> int:
-        """Number of retired prompts, including those that leave when this epoch ends."""
+        """Number of retired prompts, including those that leave when this epoch ends, without those
+        that have returned."""
         return len(self._retired)
 
     @property
     def exhausted(self) -> bool:
         """True when `draw` would raise: this epoch is over and no prompt is left for another."""
         over = self._position == len(self._order)
-        return over and len(self._retired) == len(self._prompts)
+        return over and not self._return_after and len(self._retired) == len(self._prompts)
 
     def draw(self, n: int) -> list[PromptId]:
         """The next n prompts: the rest of the epoch, then those of the next one, which begins only
@@ -181,13 +195,22 @@ class Curriculum:
                 taken.append(self._order[self._position])
                 self._position += 1
             else:
-                self._begin(self._epoch + 1, frozenset(self._retired))
+                self._next_epoch()
         if n > 0 and not taken:
             raise OutOfPrompts(
                 f"all {len(self._prompts)} prompts are retired after epoch {self._epoch}: "
                 "add prompts, raise the threshold, or end the run here"
             )
         return taken
+
+    def _next_epoch(self) -> None:
+        if self._return_after:
+            self._retired = {
+                prompt: epoch
+                for prompt, epoch in self._retired.items()
+                if self._epoch < epoch + self._return_after
+            }
+        self._begin(self._epoch + 1, frozenset(self._retired))
 
     def record(self, prompt: PromptId, n_correct: int, n_rollouts: int) -> None:
         """Record the result of one group. A group without rollouts (all failed) changes nothing."""
@@ -201,9 +224,9 @@ class Curriculum:
             return
         history = self._histories.get(prompt, History()).plus(n_correct, n_rollouts)
         self._histories[prompt] = history
-        # Only ever added: what is retired stays so, whatever comes later.
+        # Not undone by a later group: the time to return counts from the first retirement.
         if self._rule.retires(history):
-            self._retired.add(prompt)
+            self._retired.setdefault(prompt, self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue exactly from here, as plain JSON."""
@@ -215,6 +238,7 @@ class Curriculum:
             "position": self._position,
             "absent": self._in_order(self._absent),
             "retired": self._in_order(self._retired),
+            "retired_in": [self._retired[p] for p in self._prompts if p in self._retired],
             "histories": [
                 [p, *astuple(self._histories[p])] for p in self._prompts if p in self._histories
             ],
@@ -223,7 +247,9 @@ class Curriculum:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly from where `state_dict` was taken; prompts, rule and seed must be the
         same."""
-        own = {"seed": self._seed, "rule": self._rule.to_dict(), "prompts": self._fingerprint()}
+        # A checkpoint of before a constant existed lacks it; 0 is what was done then.
+        rule = {k: v for k, v in self._rule.to_dict().items() if v != 0 or k in state["rule"]}
+        own = {"seed": self._seed, "rule": rule, "prompts": self._fingerprint()}
         for name, value in own.items():
             if state[name] != value:
                 raise InputError(
@@ -232,7 +258,8 @@ class Curriculum:
                 )
         self._begin(state["epoch"], frozenset(state["absent"]))
         self._position = state["position"]
-        self._retired = set(state["retired"])
+        epochs = state.get("retired_in", [0] * len(state["retired"]))
+        self._retired = dict(zip(state["retired"], epochs, strict=True))
         self._histories = {prompt: History(*numbers) for prompt, *numbers in state["histories"]}
 
     def _check_known(self, prompt: PromptId) -> None:

@@ -40,6 +40,13 @@ class NoPositiveResamplingCurriculum(CurriculumSection):
         "pass rate compared with threshold: that of the latest group, or the running mean",
         "not stated: latest, as in TRL",
     )
+    return_after: int = field(
+        0,
+        "epochs after which a solved prompt is drawn again; 0: never",
+        "paper: never",
+        unit="epochs",
+        ge=0,
+    )
 
 
 class UniformCurriculum(CurriculumSection):
