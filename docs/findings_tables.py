@@ -316,8 +316,8 @@ CLAIMS = (
           _grows),
     Claim("No-positive-resampling ends above uniform sampling", "ScaleRL", "data",
           functools.partial(_below, line="uniform", other="no-positive-resampling")),
-    Claim("Solved prompts that may return end above solved prompts dropped for good", "ours",
-          "data", functools.partial(_below, line="no-positive-resampling", other="with-a-way-back")),
+    Claim("Solved prompts that may return end above those dropped for good", "ours", "data",
+          functools.partial(_below, line="no-positive-resampling", other="with-a-way-back")),
     Claim("A small pool of prompts lowers the held-out pass rate", "ScaleRL", "data",
           functools.partial(_line_falls, line="uniform")),
 )  # fmt: skip
