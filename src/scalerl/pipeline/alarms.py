@@ -26,7 +26,7 @@ WINDOW = 5
 #: Steps at the beginning of a run that later ones are compared with.
 START = 10
 #: Smallest effective sample size of a batch that is still nearly on-policy, as a share of its
-#: tokens. The largest ratio says less: it passes 50 in a fifth of the healthy runs of docs/findings.
+#: tokens. The largest ratio says less: it passes 50 in a fifth of healthy runs (docs/findings).
 MIN_ESS = 0.5
 #: Entropy, as a multiple of what it was at the start, above which a policy may unlearn: so in most
 #: collapses of docs/findings, and in hardly any healthy run there.
