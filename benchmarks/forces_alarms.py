@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +29,14 @@ import numpy as np
 
 from record import save
 from scalerl import Study
-from scalerl.pipeline.alarms import MAX_GRADIENT, MAX_RATIO, MIN_ENTROPY, MIN_ESS, START, WINDOW
+from scalerl.pipeline.alarms import (
+    MAX_ENTROPY,
+    MAX_GRADIENT,
+    MIN_ENTROPY,
+    MIN_ESS,
+    START,
+    WINDOW,
+)
 from scalerl.study.dose_results import outcome
 
 RECORDS = Path(__file__).parent.parent / "docs" / "findings" / "records"
@@ -52,9 +60,9 @@ class Sign:
 SIGNS = (
     Sign("KL of sampler and trainer", "logprob_gap/kl", True),
     Sign("effective sample size", "ess", False, fixed=MIN_ESS),
-    Sign("largest ratio", "ratio/max", True, fixed=MAX_RATIO),
+    Sign("largest ratio", "ratio/max", True),
     Sign("entropy, of its start", "entropy", False, from_start=True, fixed=MIN_ENTROPY),
-    Sign("entropy rises, of its start", "entropy", True, from_start=True),
+    Sign("entropy rises, of its start", "entropy", True, from_start=True, fixed=MAX_ENTROPY),
     Sign("gradient norm, of its start", "grad_norm", True, from_start=True, fixed=MAX_GRADIENT),
     Sign("truncated share", "truncated", True, fixed=0.1),
     Sign("length, of its start", "length/mean", True, from_start=True),
@@ -141,18 +149,17 @@ def first_on(run: Watched, sign: Sign, limit: float) -> int | None:
     return run.steps[int(np.argmax(on))] if on.any() else None
 
 
-def score(runs: Sequence[Watched], sign: Sign, limits: dict[str, float]) -> dict[str, Any]:
-    """Collapses caught, their lead in steps, and false alarms; `limits` by force."""
+def score(runs: Sequence[Watched], rises: Callable[[Watched], int | None]) -> dict[str, Any]:
+    """Collapses caught, their lead in steps, and false alarms; `rises` is the step at which a sign
+    is on in a run."""
     collapsed = [run for run in runs if run.collapse is not None]
     healthy = [run for run in runs if run.collapse is None]
     leads = [
         run.collapse - on
         for run in collapsed
-        if run.collapse is not None
-        and (on := first_on(run, sign, limits[run.force])) is not None
-        and on < run.collapse
+        if run.collapse is not None and (on := rises(run)) is not None and on < run.collapse
     ]
-    false = sum(first_on(run, sign, limits[run.force]) is not None for run in healthy)
+    false = sum(rises(run) is not None for run in healthy)
     return {
         "caught": len(leads),
         "collapsed": len(collapsed),
@@ -169,16 +176,24 @@ def scores(runs: Sequence[Watched]) -> list[dict[str, Any]]:
     for sign in SIGNS:
         mark = ">" if sign.rises else "<"
         if sign.fixed is not None:
-            fixed = dict.fromkeys(forces, sign.fixed)
             rule = f"{mark} {sign.fixed:g}, the watchdog's"
-            out.append({"sign": sign.name, "rule": rule} | score(runs, sign, fixed))
+            found = score(runs, partial(first_on, sign=sign, limit=sign.fixed))
+            out.append({"sign": sign.name, "rule": rule} | found)
         limits = {
             force: threshold([run for run in runs if run.force != force], sign) for force in forces
         }
         middle = median(limits.values())
         rule = f"{mark} {middle:.3g}, chosen on other forces"
-        out.append({"sign": sign.name, "rule": rule} | score(runs, sign, limits))
-    return out
+        found = score(runs, lambda run, s=sign, at=limits: first_on(run, s, at[run.force]))
+        out.append({"sign": sign.name, "rule": rule} | found)
+    found = score(runs, watchdog)
+    return [*out, {"sign": "any of the watchdog's", "rule": "as above"} | found]
+
+
+def watchdog(run: Watched) -> int | None:
+    """The first step at which any sign of the watchdog is on."""
+    ons = [first_on(run, sign, sign.fixed) for sign in SIGNS if sign.fixed is not None]
+    return min((on for on in ons if on is not None), default=None)
 
 
 def main() -> None:

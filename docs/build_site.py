@@ -99,7 +99,8 @@ def stage(folder: Path) -> None:
                 _write(folder / f"{path}.md", source_page(path))
             elif path.suffix == ".json":
                 _write(folder / path, (ROOT / path).read_text(encoding="utf-8"))
-    shutil.copytree(ROOT / "docs" / "images", folder / "docs" / "images")
+    for images in sorted((ROOT / "docs").glob("**/images")):
+        shutil.copytree(images, folder / images.relative_to(ROOT))
     shutil.copy(ROOT / "docs" / "site.css", folder / "docs")
 
 

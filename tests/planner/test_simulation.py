@@ -121,6 +121,31 @@ def test_slow_checks_and_environments_are_waited_for():
     assert tools.trained_tokens > plain.trained_tokens
 
 
+def test_while_all_rows_of_a_group_wait_for_their_environment_others_are_begun():
+    """As in a run. One turn of 100 tokens takes 2 s, a reply 6 s: without other groups a generator
+    would work for 10 s of 34."""
+    turns = EnvironmentModel(turns=5, seconds=6.0, spread=0.0)
+    found, crew = simulated_record(
+        recipe(schedule__k=8), world(train=0.1, spread=0.0, environment=turns), 30
+    )
+    busy = sum(g.batching.busy for g in crew.generators) / crew.clock.time / 4
+    assert busy > 0.5
+    # Groups that began while others waited are one step older, or more.
+    assert np.mean([line.staleness.mean for line in found[10:]]) > 1
+    counts = crew.counts["train"]
+    assert 0 <= counts.writing <= 4 * 8 and 0 <= counts.checking <= 8 * 9
+
+
+def test_length_limits_each_turn_of_an_episode():
+    limited = recipe(length__control="none", length__max_tokens=12, environment__turns=6)
+    assert EnvironmentModel().limits(limited) == (12, None)
+    assert EnvironmentModel(turns=4).limits(limited) == (72, None)
+    short = limited.replace({"environment.episode_tokens": 50})
+    assert EnvironmentModel(turns=4).limits(short) == (50, None)
+    low, high = EnvironmentModel().limits(recipe())[1]
+    assert low <= high, "thoughts of one turn are interrupted"
+
+
 def test_a_validation_takes_its_answers():
     setting = recipe(validation__every=10, validation__prompts=16, validation__k=4)
     found = simulate(setting, world(spread=0.0), 25, validate=True)

@@ -30,6 +30,7 @@ LOO = {
         "curriculum.name": "uniform",
         "curriculum.threshold": None,
         "curriculum.history": None,
+        "curriculum.return_after": None,
     },
 }
 
@@ -77,6 +78,7 @@ def test_forward_ablations_move_one_axis_of_the_baseline():
             "curriculum.name",
             "curriculum.threshold",
             "curriculum.history",
+            "curriculum.return_after",
         },
         "prompt-average": {"loss.aggregation"},
         "token-average": {"loss.aggregation"},

@@ -25,10 +25,12 @@ from scalerl.runs.lines import EvalLine, StepLine
 WINDOW = 5
 #: Steps at the beginning of a run that later ones are compared with.
 START = 10
-#: Largest ratio π_train / π_gen of a batch that is still nearly on-policy.
-MAX_RATIO = 50.0
-#: Smallest effective sample size of such a batch, as a share of its tokens.
+#: Smallest effective sample size of a batch that is still nearly on-policy, as a share of its
+#: tokens. The largest ratio says less: it passes 50 in a fifth of healthy runs (docs/findings).
 MIN_ESS = 0.5
+#: Entropy, as a multiple of what it was at the start, above which a policy may unlearn: so in most
+#: collapses of docs/findings, and in hardly any healthy run there.
+MAX_ENTROPY = 1.1
 #: Entropy, as a share of what it was at the start, below which a policy hardly explores.
 MIN_ENTROPY = 0.05
 #: Validation pass rate from which on a low entropy is no alarm: the policy may be right to be sure.
@@ -107,11 +109,11 @@ class Alarms:
             "truncation", cut > self.truncation_warn and not critical,
             f"{cut:.0%} of rollouts are cut off before their end: "
             f"raise {self.longer}{self.then(self.longer)}")  # fmt: skip
-        ratio, ess = r.ratio.max, r.ess
+        lost = self._mean("ess", 1 - r.ess)
         yield self._alarm(
-            "ratio", ratio > MAX_RATIO or ess < MIN_ESS,
-            f"generator and trainer drift apart (largest ratio {ratio:.3g}, effective sample size "
-            f"{ess:.0%}): lower schedule.k or optimiser.lr"
+            "ratio", lost > 1 - MIN_ESS,
+            f"generator and trainer drift apart (effective sample size {1 - lost:.0%}, largest "
+            f"ratio {r.ratio.max:.3g}): lower schedule.k or optimiser.lr"
             f"{self.then('schedule.k', 'optimiser.lr')}")  # fmt: skip
         yield self._alarm(
             "non-finite", bool(r.non_finite),
@@ -146,6 +148,12 @@ class Alarms:
                 f"entropy has fallen to {entropy:.3g} from {first:.3g}: the policy hardly "
                 f"explores; lower optimiser.lr, or stop here{self.then('optimiser.lr', back=True)}",
                 grave=True)  # fmt: skip
+            mean = self._mean("entropy", entropy)
+            yield self._alarm(
+                "entropy-rises", mean > MAX_ENTROPY * first,
+                f"entropy has risen to {mean:.3g} from {first:.3g}: the policy may be unlearning; "
+                "if the pass rate falls, lower optimiser.lr or schedule.k"
+                f"{self.then('optimiser.lr', back=True)}")  # fmt: skip
         norm, first = r.grad_norm, self._at_start("grad_norm", r.grad_norm)
         if first:
             yield self._alarm(

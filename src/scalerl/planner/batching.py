@@ -60,6 +60,17 @@ class SimulatedRow:
         return sum(n for _, n in self.pieces)
 
 
+class Outside:
+    """What others do with rows that wait for an environment: nothing."""
+
+    def left(self, row: SimulatedRow, at: float) -> float:
+        """A row has ended a turn; returns the time at which its environment has it."""
+        return at
+
+    def came_back(self, row: SimulatedRow) -> None:
+        """A row has its reply."""
+
+
 class SimulatedLane:
     """Rows of one lane, and the steps it has made."""
 
@@ -96,8 +107,9 @@ class SimulatedLane:
 class SimulatedBatching:
     """The decode steps of one generator, up to the time `at`."""
 
-    def __init__(self, rates: GeneratorRates) -> None:
+    def __init__(self, rates: GeneratorRates, outside: Outside | None = None) -> None:
         self.rates = rates
+        self.outside = outside or Outside()
         self.at = 0.0
         self.version = 0
         self.lanes = {"train": SimulatedLane(), "validate": SimulatedLane()}
@@ -270,7 +282,8 @@ class SimulatedBatching:
             if row.turns:
                 self._order += 1
                 lane.parked += row.cached
-                heapq.heappush(lane.outside, (self.at + row.waits.pop(), self._order, row))
+                reply = self.outside.left(row, self.at) + row.waits.pop()
+                heapq.heappush(lane.outside, (reply, self._order, row))
             else:
                 self.done.append((row, lane.runs(row)))
         if not lane.running:
@@ -298,5 +311,6 @@ class SimulatedBatching:
         while lane.outside and lane.outside[0][0] <= self.at + 1e-9:
             _, _, row = heapq.heappop(lane.outside)
             lane.parked -= row.cached
+            self.outside.came_back(row)
             lane.waiting.append(row)
             row.prompt, row.kept = row.reply, row.cached

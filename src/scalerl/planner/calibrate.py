@@ -93,10 +93,10 @@ class Calibration:
         slots = max(min(recipe.batch.completions, MAX_SLOTS), 1)
         generator = replace(self.rates.generator, slots=slots)
         trainer = replace(self.rates.trainer, ranks=recipe.placement.trainers)
-        length = recipe.length
+        limit, budgets = self.environment.limits(recipe)
 
         def cut(lengths: AnswerLengths) -> AnswerLengths:
-            return lengths.cut(length.longest, length.thinking_budgets)
+            return lengths.cut(limit, budgets)
 
         parts = tuple(replace(part, lengths=cut(part.lengths)) for part in self.parts)
         return PlannedWorld(
@@ -322,7 +322,7 @@ def _lengths(recipe: Recipe, lines: list[StepLine], notes: list[str]) -> AnswerL
     tokens = sum(line.forward_tokens for line in lines)
     # Prompts of kept groups went through the trainer too, each once.
     per_rollout = (tokens - context * kept / recipe.batch.generations) / max(kept, 1)
-    limit = recipe.length.longest
+    limit, _ = _environment(lines).limits(recipe)
     # Those that are left out were cut off at the limit: the others are shorter than the mean.
     others = mean
     if trained < 1:

@@ -199,7 +199,7 @@ def _shape(recipe: Recipe) -> ModelShape:
 
 
 def _lengths(recipe: Recipe, workload: Workload) -> tuple[AnswerLengths, Interval]:
-    limit = recipe.length.longest
+    limit, budgets = workload.environment.limits(recipe)
     if workload.mean_length is None:
         raise InputError(
             "the mean length of answers decides the cost and is not known: give --mean-length "
@@ -216,7 +216,7 @@ def _lengths(recipe: Recipe, workload: Workload) -> tuple[AnswerLengths, Interva
         SPREAD if workload.spread is None else workload.spread,
         ALIKE if workload.alike is None else workload.alike,
         limit,
-        recipe.length.thinking_budgets,
+        budgets,
         growth=workload.growth,
     )
     return lengths, mean
@@ -329,7 +329,8 @@ def recorded_costs(run: str | Path, recipe: Recipe, workload: Workload) -> Recor
             "rates hold for one model; give a run of that model, or --accelerator"
         )
     found = reproduced(found)
-    lengths = found.lengths.cut(recipe.length.longest, recipe.length.thinking_budgets)
+    played = workload.environment if workload.environment.turns > 1 else found.environment
+    lengths = found.lengths.cut(*played.limits(recipe))
     lengths = replace(lengths, growth=workload.growth)
     if workload.mean_length is not None:
         lengths = replace(lengths, mean=_interval(workload.mean_length, "--mean-length").middle)

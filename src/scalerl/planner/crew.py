@@ -25,7 +25,8 @@ from scalerl.errors import PipelineError
 from scalerl.pipeline import logprob_check
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
-from scalerl.planner.batching import SimulatedBatching, SimulatedRow
+from scalerl.pipeline.rollouts import LaneCounts
+from scalerl.planner.batching import Outside, SimulatedBatching, SimulatedRow
 from scalerl.planner.setup import ENTRIES, PlannedSetup, PlannedTurn, score_of
 from scalerl.planner.world import PlannedWorld, RunPart
 from scalerl.trainer.interface import StepReport
@@ -63,13 +64,15 @@ class PlannedWorker(ABC):
         self.crew.inbox.append(MessageReceived(self, message))
 
 
-class PlannedGenerator(PlannedWorker):
+class PlannedGenerator(PlannedWorker, Outside):
     """A generator: continuous batching, and the reports of it."""
 
     def __init__(self, name: str, crew: PlannedCrew) -> None:
         super().__init__(name, crew)
-        self.batching = SimulatedBatching(crew.world.rates.generator)
+        self.batching = SimulatedBatching(crew.world.rates.generator, self)
         self._unfinished: Counter[str] = Counter()
+        #: Rows of a request that are not with their environment.
+        self._here: Counter[str] = Counter()
         self._written: dict[Lane, list[TurnResult]] = {"train": [], "validate": []}
         self._number = self._taken = 0
         #: Number of the latest entry in the agenda: earlier ones are outdated.
@@ -92,6 +95,7 @@ class PlannedGenerator(PlannedWorker):
         self.advance(now)
         for request in message.requests:
             self._unfinished[request.id] += len(request.seeds)
+            self._here[request.id] += len(request.seeds)
             self.batching.submit(self.crew.rows(request), message.lane, now)
         self.schedule()
 
@@ -124,17 +128,30 @@ class PlannedGenerator(PlannedWorker):
             return
         complete: set[Lane] = set()
         for row, runs in self.batching.done:
-            lane: Lane = "train" if "/" not in row.request else "validate"
-            if row.request == logprob_check.REQUEST_ID:
-                lane = "validate"
+            lane = _lane(row.request)
             self._written[lane].append(self.crew.turn(row, runs))
             self._unfinished[row.request] -= 1
+            self._here[row.request] -= 1
             if not self._unfinished[row.request]:
-                del self._unfinished[row.request]
+                del self._unfinished[row.request], self._here[row.request]
                 complete.add(lane)
+            elif not self._here[row.request]:
+                self.crew.away(lane, +1)
         self.batching.done.clear()
         for lane in sorted(complete):
             self.report(lane)
+
+    def left(self, row: SimulatedRow, at: float) -> float:
+        self._here[row.request] -= 1
+        if not self._here[row.request]:
+            self.crew.away(_lane(row.request), +1)
+            self.crew.at(at, self.report)
+        return self.crew.pass_on(at)
+
+    def came_back(self, row: SimulatedRow) -> None:
+        if not self._here[row.request]:
+            self.crew.away(_lane(row.request), -1)
+        self._here[row.request] += 1
 
     def report(self, lane: Lane = "train") -> None:
         """Send what is finished and the time since the last report."""
@@ -312,13 +329,16 @@ class PlannedCrew:
             PlannedGenerator(f"generator {i}", self) for i in range(where.generators)
         ]
         self.checkers = [PlannedChecker("checker 0", self)]
+        #: The loop's counts of groups under way.
+        self.counts: dict[Lane, LaneCounts] = {}
         #: Time until which the loop works.
         self.loop_free = 0.0
         loop, batch = world.rates.loop, setup.recipe.batch
         share = loop.share(batch.prompts, batch.completions)
-        #: Its seconds between two steps, and for a finished rollout.
+        #: Its seconds between two steps, and for a finished turn of a rollout.
         self.turn_seconds = loop.turn * share
-        self.rollout_seconds = loop.beside * share / batch.completions
+        turns = batch.completions * world.environment.turns
+        self.rollout_seconds = loop.beside * share / turns
         #: Counted only where workers share cores: it looks at each generator twice a step.
         self.overlap = Overlap(self) if world.rates.shared is not None else None
         for worker in (self.trainer, *self.generators, *self.checkers):
@@ -347,6 +367,19 @@ class PlannedCrew:
             self.at(done, lambda: worker.reply(report))
         else:
             worker.reply(report)
+
+    def away(self, lane: Lane, groups: int) -> None:
+        """So many more groups are with their environments, all rows of them: meanwhile the loop
+        begins others."""
+        if (counts := self.counts.get(lane)) is not None:
+            counts.writing -= groups
+            counts.checking += groups
+
+    def pass_on(self, at: float) -> float:
+        """Let the loop pass a turn on to its environment: it takes one at a time, so that rows
+        that end a turn together do not go on together."""
+        self.loop_free = max(self.loop_free, at) + self.rollout_seconds
+        return self.loop_free
 
     def loop_works(self, seconds: float) -> float:
         """Let the loop work after what it has begun; the time at which it will be done."""
@@ -421,6 +454,12 @@ class PlannedCrew:
 
     def pids(self) -> dict[str, int]:
         return {}
+
+
+def _lane(request: str) -> Lane:
+    """The lane of a request, by its name."""
+    other = "/" in request or request == logprob_check.REQUEST_ID
+    return "validate" if other else "train"
 
 
 def _has_variance(group: Group) -> bool:

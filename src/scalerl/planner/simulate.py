@@ -180,7 +180,8 @@ def _beside_each_other(
         generate, generators = overlap.generate, len(crew.generators)
         if not generate or not overlap.train:
             break
-        loop = crew.rollout_seconds * recipe.batch.completions * steps / seconds
+        turns = recipe.batch.completions * world.environment.turns
+        loop = crew.rollout_seconds * turns * steps / seconds
         generating = generate / generators / seconds
         beside_trainer = overlap.both / overlap.train / generators
         found = Slowdown(
@@ -220,6 +221,7 @@ def simulated_record(
     setup = planned_setup(planned_recipe(recipe.replace(changes), steps))
     crew, store = PlannedCrew(setup, world), MemoryStore()
     loop = Loop(setup, crew, crew.clock, store, listener or Listener())
+    crew.counts = loop.rollouts.counts
     loop.watch = Unwatched(loop.supervisor, loop.intake, loop.scaling)
     with _collecting_rarely():
         loop.run()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from scalerl.planner.lengths import AnswerLengths
 from scalerl.planner.rates import Rates
+
+if TYPE_CHECKING:
+    from scalerl.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,15 @@ class EnvironmentModel:
     spread: float = 1.0
     #: Tokens of a reply.
     tokens: int = 0
+
+    def limits(self, recipe: Recipe) -> tuple[int, tuple[int, int] | None]:
+        """The most tokens that an episode may sample, and its thinking budgets: [length] limits
+        each turn, and budgets of single turns are not modelled."""
+        if self.turns == 1:
+            return recipe.length.longest, recipe.length.thinking_budgets
+        turns = max(self.turns, recipe.environment.turns)
+        most = turns * recipe.length.longest
+        return min(most, recipe.environment.episode_tokens or most), None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class NoPositiveResamplingCurriculum(CurriculumSection):
     return_after: int = field(
         0,
         "epochs after which a solved prompt is drawn again; 0: never",
-        "paper: never",
+        "ours; never in the paper",
         unit="epochs",
         ge=0,
     )

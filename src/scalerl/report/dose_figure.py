@@ -5,6 +5,7 @@ line, with 90 % intervals.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ SIZE = (6.4, 6.8)
 HEIGHTS = (3, 1.6, 1.6)
 #: Distance between the marks of two lines at one dose, as a share of the axis.
 APART = 0.012
+#: Characters of a line of the title.
+TITLE = 68
 #: Characters of a line's name in the legend.
 NAME = 28
 Value = tuple[float, float, float]
@@ -53,7 +56,8 @@ def plot_force(
         unstable.set_ylim(-0.05, 1.05)
         unstable.set_ylabel("P(unstable)")
         _dose_axis(unstable, found)
-        level.set_title(words.shorten(found.force.question, 78), fontsize=9.5)
+        question = words.shorten(found.force.question, 2 * TITLE)
+        level.set_title(textwrap.fill(question, TITLE), fontsize=9.5)
         if len(level.get_legend_handles_labels()[1]) > 1:
             fig.legend(loc="outside lower center", ncols=3, fontsize=8.5, labelcolor=t.ink)
         return save(fig, path)
