@@ -198,6 +198,7 @@ WALL_CLOCK = {
     "models/cpu/library.py": "how old the mark of a compiler that hung is, by its file's time",
     "pipeline/setup.py": "the date of a run, which its recipe then keeps",
     "runs/store.py": "when the status was written, for people and pages",
+    "runs/system.py": "when the machine was sampled, for people and pages",
     "runs/trackers.py": "TensorBoard's events have a time of day",
     "serve/app.py": "for how long the files of a run have not answered, for people",
     "serve/catalogue.py": "when a source of the page last changed",

@@ -92,6 +92,7 @@ CHANGES = {
     "curriculum.name": ("curriculum.name=uniform", []),
     "curriculum.threshold": ("curriculum.threshold=0.5", []),
     "curriculum.history": ("curriculum.history=mean", []),
+    "curriculum.return_after": ("curriculum.return_after=1", []),
     "length.control": (NO_CONTROL, []),
     "length.phrase": ("length.phrase=</think>", []),
     "length.think_tokens_min": ("length.think_tokens_min=50", []),
