@@ -363,6 +363,7 @@ def checkpoints_of(run: Victim) -> list[str]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from scalerl.cli.export import export
     from scalerl.pipeline import checkpoints
 
     found: list[str] = []
@@ -372,6 +373,10 @@ def checkpoints_of(run: Victim) -> list[str]:
     left = list((run.out / "checkpoints").glob("*.tmp"))
     logging.disable_progress_bar()
     AutoTokenizer.from_pretrained(newest)
+    if (newest / "adapter_config.json").exists():
+        # transformers reads an adapter only where peft is installed: read what a user exports.
+        newest = run.out.parent / f"{run.out.name}-merged"
+        export(run.out, None, newest, merge=True)
     AutoModelForCausalLM.from_pretrained(newest)
     return found + [f"{path.name} was left behind" for path in left]
 
