@@ -1,6 +1,7 @@
 """Prediction against measurement where rates do not carry over: a wider model, and a slow tool.
 
-    python benchmarks/planner_models.py
+    python benchmarks/planner_models.py            both
+    python benchmarks/planner_models.py tool       one; the rows of the other are kept
 
 Rates hold for one model and one kind of episode. So each of the two has a calibration of its own,
 from which its other settings are predicted, all before any of them is run. The wider model is
@@ -23,7 +24,7 @@ import numpy as np
 
 from multi_turn import make_model
 from planner_lab import BARS, BASE, MAX_LOAD, STEPS, summary, train
-from record import save
+from record import RESULTS, save
 from scalerl.planner.calibrate import Calibration, calibrate, reproduced
 from scalerl.planner.simulate import simulate
 from scalerl.planner.world import EnvironmentModel
@@ -90,15 +91,22 @@ def measure(kind: str, changes: dict[str, Any], folder: Path, out: Path) -> list
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("kind", nargs="?", choices=list(SETTINGS))
     options.add_argument("--busy", action="store_true", help="measure beside other load")
-    if os.getloadavg()[0] > MAX_LOAD and not options.parse_args().busy:
+    asked = options.parse_args()
+    if os.getloadavg()[0] > MAX_LOAD and not asked.busy:
         sys.exit("the machine is busy: run this on an idle one")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the slow tool is
     rows = []
+    if asked.kind:
+        kept = json.loads((RESULTS / "planner_models.json").read_text())["rows"]
+        rows = [row for row in kept if row["kind"] != asked.kind]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder, SIZE)
         for kind, settings in SETTINGS.items():
+            if asked.kind not in (None, kind):
+                continue
             base = [reproduced(c) for c in measure(kind, {}, folder, folder / kind / "base")]
             guesses = {
                 setting: predicted(
