@@ -11,7 +11,7 @@ from scalerl.engine.interface import Request
 from scalerl.planner.calibrate import _from_lines
 from scalerl.planner.crew import PlannedCrew
 from scalerl.planner.lengths import AnswerLengths
-from scalerl.planner.rates import GeneratorRates, Rates, TrainerRates, slowest
+from scalerl.planner.rates import GeneratorRates, LoopRates, Rates, TrainerRates, slowest
 from scalerl.planner.setup import planned_recipe, planned_setup
 from scalerl.planner.simulate import simulate, simulated_record
 from scalerl.planner.world import EnvironmentModel, PassRates, PlannedWorld
@@ -121,19 +121,26 @@ def test_slow_checks_and_environments_are_waited_for():
     assert tools.trained_tokens > plain.trained_tokens
 
 
-def test_while_all_rows_of_a_group_wait_for_their_environment_others_are_begun():
-    """As in a run. One turn of 100 tokens takes 2 s, a reply 6 s: without other groups a generator
-    would work for 10 s of 34."""
-    turns = EnvironmentModel(turns=5, seconds=6.0, spread=0.0)
-    found, crew = simulated_record(
-        recipe(schedule__k=8), world(train=0.1, spread=0.0, environment=turns), 30
-    )
-    busy = sum(g.batching.busy for g in crew.generators) / crew.clock.time / 4
-    assert busy > 0.5
-    # Groups that began while others waited are one step older, or more.
-    assert np.mean([line.staleness.mean for line in found[10:]]) > 1
-    counts = crew.counts["train"]
-    assert 0 <= counts.writing <= 4 * 8 and 0 <= counts.checking <= 8 * 9
+def test_turns_pass_through_the_loop_one_at_a_time():
+    """Rows that end a turn together do not go on together, and an episode costs the loop the same
+    seconds whatever its turns."""
+    turns = EnvironmentModel(turns=4, seconds=0.5, spread=0.0)
+    slow = world(train=0.1, spread=0.0, environment=turns)
+    rates = replace(slow.rates, loop=LoopRates(beside=6.4, groups=8, rollouts=64))
+    _, crew = simulated_record(recipe(schedule__k=1), replace(slow, rates=rates), 20)
+    assert crew.rollout_seconds == pytest.approx(6.4 / 64 / 4)
+    plain = simulate(recipe(schedule__k=1), slow, 20)
+    busy = simulate(recipe(schedule__k=1), replace(slow, rates=rates), 20)
+    assert busy.step_seconds > plain.step_seconds + 1
+
+
+def test_an_episode_is_divided_among_its_turns_in_any_way():
+    turns = EnvironmentModel(turns=4, seconds=0.1)
+    _, crew = simulated_record(recipe(), world(environment=turns), 3)
+    for length in (1, 3, 4, 500):
+        parts = [crew._split(length, 4) for _ in range(50)]
+        assert all(sum(p) == length and min(p) >= 1 and len(p) == min(4, length) for p in parts)
+    assert len({tuple(p) for p in parts}) > 40
 
 
 def test_length_limits_each_turn_of_an_episode():

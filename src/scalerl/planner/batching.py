@@ -14,7 +14,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scalerl.pipeline.messages import decode_terms, no_decode_steps
@@ -60,17 +60,6 @@ class SimulatedRow:
         return sum(n for _, n in self.pieces)
 
 
-class Outside:
-    """What others do with rows that wait for an environment: nothing."""
-
-    def left(self, row: SimulatedRow, at: float) -> float:
-        """A row has ended a turn; returns the time at which its environment has it."""
-        return at
-
-    def came_back(self, row: SimulatedRow) -> None:
-        """A row has its reply."""
-
-
 class SimulatedLane:
     """Rows of one lane, and the steps it has made."""
 
@@ -107,9 +96,12 @@ class SimulatedLane:
 class SimulatedBatching:
     """The decode steps of one generator, up to the time `at`."""
 
-    def __init__(self, rates: GeneratorRates, outside: Outside | None = None) -> None:
+    def __init__(
+        self, rates: GeneratorRates, pass_on: Callable[[float], float] = lambda at: at
+    ) -> None:
         self.rates = rates
-        self.outside = outside or Outside()
+        #: Time at which the loop has passed on a turn that ended at a time.
+        self._pass_on = pass_on
         self.at = 0.0
         self.version = 0
         self.lanes = {"train": SimulatedLane(), "validate": SimulatedLane()}
@@ -282,7 +274,7 @@ class SimulatedBatching:
             if row.turns:
                 self._order += 1
                 lane.parked += row.cached
-                reply = self.outside.left(row, self.at) + row.waits.pop()
+                reply = self._pass_on(self.at) + row.waits.pop()
                 heapq.heappush(lane.outside, (reply, self._order, row))
             else:
                 self.done.append((row, lane.runs(row)))
@@ -311,6 +303,5 @@ class SimulatedBatching:
         while lane.outside and lane.outside[0][0] <= self.at + 1e-9:
             _, _, row = heapq.heappop(lane.outside)
             lane.parked -= row.cached
-            self.outside.came_back(row)
             lane.waiting.append(row)
             row.prompt, row.kept = row.reply, row.cached

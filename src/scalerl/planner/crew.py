@@ -25,8 +25,7 @@ from scalerl.errors import PipelineError
 from scalerl.pipeline import logprob_check
 from scalerl.pipeline import messages as m
 from scalerl.pipeline.crew import Handle, MessageReceived, WorkerLost
-from scalerl.pipeline.rollouts import LaneCounts
-from scalerl.planner.batching import Outside, SimulatedBatching, SimulatedRow
+from scalerl.planner.batching import SimulatedBatching, SimulatedRow
 from scalerl.planner.setup import ENTRIES, PlannedSetup, PlannedTurn, score_of
 from scalerl.planner.world import PlannedWorld, RunPart
 from scalerl.trainer.interface import StepReport
@@ -64,15 +63,13 @@ class PlannedWorker(ABC):
         self.crew.inbox.append(MessageReceived(self, message))
 
 
-class PlannedGenerator(PlannedWorker, Outside):
+class PlannedGenerator(PlannedWorker):
     """A generator: continuous batching, and the reports of it."""
 
     def __init__(self, name: str, crew: PlannedCrew) -> None:
         super().__init__(name, crew)
-        self.batching = SimulatedBatching(crew.world.rates.generator, self)
+        self.batching = SimulatedBatching(crew.world.rates.generator, crew.pass_on)
         self._unfinished: Counter[str] = Counter()
-        #: Rows of a request that are not with their environment.
-        self._here: Counter[str] = Counter()
         self._written: dict[Lane, list[TurnResult]] = {"train": [], "validate": []}
         self._number = self._taken = 0
         #: Number of the latest entry in the agenda: earlier ones are outdated.
@@ -95,7 +92,6 @@ class PlannedGenerator(PlannedWorker, Outside):
         self.advance(now)
         for request in message.requests:
             self._unfinished[request.id] += len(request.seeds)
-            self._here[request.id] += len(request.seeds)
             self.batching.submit(self.crew.rows(request), message.lane, now)
         self.schedule()
 
@@ -131,27 +127,12 @@ class PlannedGenerator(PlannedWorker, Outside):
             lane = _lane(row.request)
             self._written[lane].append(self.crew.turn(row, runs))
             self._unfinished[row.request] -= 1
-            self._here[row.request] -= 1
             if not self._unfinished[row.request]:
-                del self._unfinished[row.request], self._here[row.request]
+                del self._unfinished[row.request]
                 complete.add(lane)
-            elif not self._here[row.request]:
-                self.crew.away(lane, +1)
         self.batching.done.clear()
         for lane in sorted(complete):
             self.report(lane)
-
-    def left(self, row: SimulatedRow, at: float) -> float:
-        self._here[row.request] -= 1
-        if not self._here[row.request]:
-            self.crew.away(_lane(row.request), +1)
-            self.crew.at(at, self.report)
-        return self.crew.pass_on(at)
-
-    def came_back(self, row: SimulatedRow) -> None:
-        if not self._here[row.request]:
-            self.crew.away(_lane(row.request), -1)
-        self._here[row.request] += 1
 
     def report(self, lane: Lane = "train") -> None:
         """Send what is finished and the time since the last report."""
@@ -329,8 +310,6 @@ class PlannedCrew:
             PlannedGenerator(f"generator {i}", self) for i in range(where.generators)
         ]
         self.checkers = [PlannedChecker("checker 0", self)]
-        #: The loop's counts of groups under way.
-        self.counts: dict[Lane, LaneCounts] = {}
         #: Time until which the loop works.
         self.loop_free = 0.0
         loop, batch = world.rates.loop, setup.recipe.batch
@@ -368,13 +347,6 @@ class PlannedCrew:
         else:
             worker.reply(report)
 
-    def away(self, lane: Lane, groups: int) -> None:
-        """So many more groups are with their environments, all rows of them: meanwhile the loop
-        begins others."""
-        if (counts := self.counts.get(lane)) is not None:
-            counts.writing -= groups
-            counts.checking += groups
-
     def pass_on(self, at: float) -> float:
         """Let the loop pass a turn on to its environment: it takes one at a time, so that rows
         that end a turn together do not go on together."""
@@ -411,7 +383,7 @@ class PlannedCrew:
         environment = world.environment
         rows = []
         for i, row in enumerate(request.seeds):
-            turns = _split(int(lengths[i]), environment.turns)
+            turns = self._split(int(lengths[i]), environment.turns)
             # The rows of a group share the prompt: it is read and cached once.
             prompt = world.prompt_tokens if i == 0 else 0
             one = SimulatedRow(request.id, row, turns, prompt, bool(right[i]))
@@ -420,6 +392,15 @@ class PlannedCrew:
                 one.waits = [self._wait() for _ in turns[1:]]
             rows.append(one)
         return rows
+
+    def _split(self, length: int, turns: int) -> list[int]:
+        """Tokens of each turn, at least one: any way to divide an episode is as likely, so that
+        the rows of a group do not end their turns together."""
+        turns = min(turns, length)
+        if turns == 1:
+            return [length]
+        cuts = np.sort(self.rng.choice(length - 1, turns - 1, replace=False)) + 1
+        return np.diff(cuts, prepend=0, append=length).tolist()  # type: ignore[no-any-return]
 
     def _wait(self) -> float:
         environment = self.world.environment
@@ -464,13 +445,6 @@ def _lane(request: str) -> Lane:
 
 def _has_variance(group: Group) -> bool:
     return len({e.reward for e in group.episodes}) > 1
-
-
-def _split(length: int, turns: int) -> list[int]:
-    """Tokens of each turn, as equal as they can be."""
-    turns = min(turns, length)
-    whole, rest = divmod(length, turns)
-    return [whole + (i < rest) for i in range(turns)]
 
 
 def _rounded(

@@ -221,7 +221,6 @@ def simulated_record(
     setup = planned_setup(planned_recipe(recipe.replace(changes), steps))
     crew, store = PlannedCrew(setup, world), MemoryStore()
     loop = Loop(setup, crew, crew.clock, store, listener or Listener())
-    crew.counts = loop.rollouts.counts
     loop.watch = Unwatched(loop.supervisor, loop.intake, loop.scaling)
     with _collecting_rarely():
         loop.run()
