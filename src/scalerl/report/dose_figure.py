@@ -57,7 +57,7 @@ def plot_force(
         unstable.set_ylabel("P(unstable)")
         _dose_axis(unstable, found)
         question = words.shorten(found.force.question, 2 * TITLE)
-        level.set_title(textwrap.fill(question, TITLE), fontsize=9.5)
+        level.set_title(textwrap.fill(question, TITLE, break_on_hyphens=False), fontsize=9.5)
         if len(level.get_legend_handles_labels()[1]) > 1:
             fig.legend(loc="outside lower center", ncols=3, fontsize=8.5, labelcolor=t.ink)
         return save(fig, path)
