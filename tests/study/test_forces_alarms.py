@@ -27,13 +27,14 @@ def test_a_sign_that_falls_before_the_collapse_is_caught_with_its_lead(alarms):
     falls = made(alarms, "c", "a", [0.95] * 30 + [0.3] * 30, collapse=50)
     late = made(alarms, "l", "b", [0.95] * 60, collapse=50)
     runs = [*healthy, falls, late]
-    fixed = alarms.score(runs, sign, {"a": 0.5, "b": 0.5})
+    fixed = alarms.score(runs, lambda run: alarms.first_on(run, sign, 0.5))
     # The mean of five steps is below .5 from the fourth fallen one on.
     assert fixed == {"caught": 1, "collapsed": 2, "lead": 50 - 34, "false": 0, "healthy": 6}
     chosen = next(
         r for r in alarms.scores(runs) if r["sign"] == sign.name and "chosen" in r["rule"]
     )
     assert chosen["caught"] == 1 and chosen["lead"] > 16, "a threshold near the healthy runs"
+    assert alarms.watchdog(falls) == 34 and alarms.watchdog(late) is None
 
 
 def test_a_threshold_is_chosen_without_the_force_that_it_judges(alarms):
